@@ -1,0 +1,372 @@
+"""Reading many extents at once.
+
+Three engines with one interface; `choose` times them on the store's own extents and takes the fastest.
+
+    aio      Linux AIO with O_DIRECT: the control blocks of a whole request are filled as one numpy array, then one io_submit and
+             one io_getevents through ctypes. The device sees the whole request at once, and the page cache stays empty.
+    mapped   copies out of a mapping of the file: fastest by far where the file is in the page cache, slow where it is not
+             (every page is a fault), and an unreadable page kills the process (SIGBUS) instead of giving an error.
+    preadv   a few threads that call preadv: works everywhere.
+
+A read has two halves, `begin` and `finish`, so that several can be under way. What `finish` returns is valid until the engine's
+next `begin` with the same ticket's place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import time
+from abc import ABC, abstractmethod
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carm.memory.record import Bytes
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+DEPTH = 4
+"""How many reads may be under way."""
+
+
+class _Staging:
+    """Page-aligned memory that grows to the largest request it has seen."""
+
+    def __init__(self) -> None:
+        self.data: Bytes = np.zeros(0, np.uint8)
+
+    def reserve(self, size: int) -> Bytes:
+        if size > len(self.data):
+            size = -(-(size + size // 4) // mmap.PAGESIZE) * mmap.PAGESIZE
+            self.data = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+        return self.data
+
+
+class Engine(ABC):
+    """Reads extents of one file."""
+
+    name: str
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._staging = [_Staging() for _ in range(DEPTH)]
+        self._next = 0
+
+    @abstractmethod
+    def begin(self, offsets: Ints, sizes: Ints) -> Any:
+        """Start reading `sizes[i]` bytes at `offsets[i]`; returns a ticket for `finish`. At most DEPTH may be open."""
+
+    @abstractmethod
+    def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
+        """Wait. Returns the bytes, where in them each record starts (a multiple of 8), and which records arrived whole."""
+
+    def read(self, offsets: Ints, sizes: Ints) -> tuple[Bytes, Ints, Bools]:
+        return self.finish(self.begin(offsets, sizes))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the file."""
+
+    def _place(self, starts_end: int) -> tuple[int, Bytes]:
+        place = self._next
+        self._next = (place + 1) % DEPTH
+        return place, self._staging[place].reserve(starts_end)
+
+
+def _spread(sizes: Ints) -> tuple[Ints, int]:
+    """Starting points for records of these sizes, each at a multiple of 512, and the end of the last."""
+    room = -(-sizes // 512) * 512
+    ends = np.cumsum(room)
+    return ends - room, int(ends[-1]) if len(ends) else 0
+
+
+# -- Linux AIO ---------------------------------------------------------------------------------------------------------
+
+_IOCB = np.dtype(
+    [("data", "<u8"), ("key", "<u4"), ("rw_flags", "<i4"), ("opcode", "<u2"), ("priority", "<i2"), ("fd", "<u4")]
+    + [("buf", "<u8"), ("nbytes", "<u8"), ("offset", "<i8"), ("reserved", "<u8"), ("flags", "<u4"), ("resfd", "<u4")]
+)
+_EVENT = np.dtype([("data", "<u8"), ("obj", "<u8"), ("res", "<i8"), ("res2", "<i8")])
+_CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}  # io_setup, io_destroy, io_submit, io_getevents
+_RING = 256  # reads in the kernel at once, per ticket
+
+
+class _Kernel:
+    """The four system calls. glibc has no wrappers for them."""
+
+    def __init__(self) -> None:
+        numbers = _CALLS.get(platform.machine())
+        if platform.system() != "Linux" or numbers is None:
+            raise OSError(errno.ENOSYS, f"Linux AIO is not available on {platform.system()} {platform.machine()}")
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._syscall = libc.syscall
+        self._syscall.restype = ctypes.c_long
+        self._setup, self._destroy, self._submit, self._events = (ctypes.c_long(n) for n in numbers)
+
+    def _call(self, *arguments: Any) -> int:
+        while True:
+            result = int(self._syscall(*arguments))
+            if result >= 0:
+                return result
+            code = ctypes.get_errno()
+            if code != errno.EINTR:
+                raise OSError(code, os.strerror(code))
+
+    def setup(self, events: int) -> ctypes.c_ulong:
+        context = ctypes.c_ulong(0)
+        self._call(self._setup, ctypes.c_long(events), ctypes.byref(context))
+        return context
+
+    def destroy(self, context: ctypes.c_ulong) -> None:
+        self._call(self._destroy, context)
+
+    def submit(self, context: ctypes.c_ulong, count: int, pointers: int) -> int:
+        return self._call(self._submit, context, ctypes.c_long(count), ctypes.c_void_p(pointers))
+
+    def events(self, context: ctypes.c_ulong, count: int, out: int) -> int:
+        return self._call(
+            self._events, context, ctypes.c_long(count), ctypes.c_long(count), ctypes.c_void_p(out), ctypes.c_void_p(None)
+        )
+
+
+class _Ring:
+    """One kernel context with its control blocks."""
+
+    def __init__(self, kernel: _Kernel) -> None:
+        self.kernel = kernel
+        self.context = kernel.setup(_RING)
+        self.blocks = np.zeros(_RING, _IOCB)
+        self.blocks["data"] = np.arange(_RING)
+        address = self.blocks.ctypes.data
+        self.pointers = np.arange(address, address + 64 * _RING, 64, dtype=np.uint64)
+        self.pointers_at = self.pointers.ctypes.data
+        self.results = np.zeros(_RING, _EVENT)
+        self.results_at = self.results.ctypes.data
+
+    def submit(self, fd: int, offsets: Ints, sizes: Ints, addresses: Ints) -> None:
+        n = len(offsets)
+        blocks = self.blocks[:n]
+        blocks["fd"] = fd
+        blocks["offset"] = offsets
+        blocks["nbytes"] = sizes
+        blocks["buf"] = addresses
+        done = 0
+        while done < n:
+            done += self.kernel.submit(self.context, n - done, self.pointers_at + 8 * done)
+
+    def wait(self, n: int) -> Ints:
+        """Bytes read (or a negative error number) for each of the n submitted blocks."""
+        got = 0
+        while got < n:
+            got += self.kernel.events(self.context, n - got, self.results_at + 32 * got)
+        out = np.empty(n, np.int64)
+        out[self.results["data"][:n].astype(np.int64)] = self.results["res"][:n]
+        return out
+
+
+class AioEngine(Engine):
+    """Linux AIO on a descriptor opened with O_DIRECT."""
+
+    name = "aio"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.fd = -1
+        self._rings: list[_Ring] = []
+        self._kernel = _Kernel()
+        try:
+            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+            self._rings = [_Ring(self._kernel) for _ in range(DEPTH)]
+            self._align = self._alignment()
+        except OSError:
+            self.close()
+            raise
+
+    def _alignment(self) -> int:
+        """The smallest unit that the device reads without the page cache."""
+        page = mmap.mmap(-1, mmap.PAGESIZE)
+        for unit in (512, 4096):
+            try:
+                os.preadv(self.fd, [memoryview(page)[:unit]], unit)
+                return unit
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        raise OSError(errno.EINVAL, f"{self.path}: O_DIRECT wants more than 4096-byte alignment")
+
+    def begin(self, offsets: Ints, sizes: Ints) -> Any:
+        unit = self._align
+        first = offsets // unit * unit
+        length = -(-(offsets + sizes) // unit) * unit - first
+        starts, end = _spread(length)  # lengths are multiples of the unit, so every start is aligned to it
+        place, data = self._place(end)
+        ring = self._rings[place]
+        under_way = min(len(offsets), _RING)
+        addresses = data.ctypes.data + starts
+        ring.submit(self.fd, first[:under_way], length[:under_way], addresses[:under_way])
+        return ring, data, starts + (offsets - first), first, length, addresses, sizes + (offsets - first), under_way
+
+    def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
+        ring, data, starts, first, length, addresses, needed, under_way = ticket
+        got = ring.wait(under_way)
+        for at in range(under_way, len(first), _RING):
+            part = slice(at, at + _RING)
+            ring.submit(self.fd, first[part], length[part], addresses[part])
+            got = np.concatenate((got, ring.wait(len(first[part]))))
+        return data, starts, got >= needed
+
+    def close(self) -> None:
+        for ring in self._rings:
+            with contextlib.suppress(OSError):
+                self._kernel.destroy(ring.context)
+        self._rings = []
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+# -- the page cache ----------------------------------------------------------------------------------------------------
+
+
+class MappedEngine(Engine):
+    """Copies out of a mapping."""
+
+    name = "mapped"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._data: Bytes = np.zeros(0, np.uint8)
+
+    def begin(self, offsets: Ints, sizes: Ints) -> Any:
+        return offsets, sizes
+
+    def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
+        offsets, sizes = ticket
+        # Touching a page beyond the end of the file would kill the process, so its length is asked for every time.
+        length = os.fstat(self.fd).st_size
+        ends = offsets + sizes
+        if len(self._data) < length and len(ends) and int(ends.max()) > len(self._data):
+            self._data = np.frombuffer(mmap.mmap(self.fd, length, prot=mmap.PROT_READ), np.uint8)
+        ok = ends <= length
+        starts, end = _spread(sizes)
+        _, out = self._place(end)
+        size = int(sizes[0]) if len(sizes) else 0
+        stride = -(-size // 512) * 512
+        if size and ok.all() and (sizes == size).all() and not (offsets % stride).any():
+            rows = self._data[: len(self._data) // stride * stride].reshape(-1, stride)
+            np.take(rows, offsets // stride, axis=0, out=out[:end].reshape(-1, stride), mode="clip")
+            return out, starts, ok
+        for offset, size, start, fits in zip(offsets.tolist(), sizes.tolist(), starts.tolist(), ok.tolist(), strict=True):
+            if fits:
+                out[start : start + size] = self._data[offset : offset + size]
+        return out, starts, ok
+
+    def close(self) -> None:
+        self._data = np.zeros(0, np.uint8)
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class PreadvEngine(Engine):
+    """A few threads that call preadv."""
+
+    name = "preadv"
+    threads = 4
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="carm-read")
+
+    def begin(self, offsets: Ints, sizes: Ints) -> Any:
+        starts, end = _spread(sizes)
+        _, data = self._place(end)
+        ok = np.zeros(len(offsets), bool)
+        view = memoryview(data)
+        share = -(-len(offsets) // self.threads) or 1
+        jobs: list[Future[None]] = [
+            self._pool.submit(self._read_some, view, offsets[part], sizes[part], starts[part], ok[part])
+            for part in (slice(at, at + share) for at in range(0, len(offsets), share))
+        ]
+        return jobs, data, starts, ok
+
+    def _read_some(self, view: memoryview, offsets: Ints, sizes: Ints, starts: Ints, ok: Bools) -> None:
+        for i, (offset, size, start) in enumerate(zip(offsets.tolist(), sizes.tolist(), starts.tolist(), strict=True)):
+            with contextlib.suppress(OSError):  # an unreadable record is not ok; the others are read
+                ok[i] = os.preadv(self.fd, [view[start : start + size]], offset) == size
+
+    def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
+        jobs, data, starts, ok = ticket
+        for job in jobs:
+            job.result()
+        return data, starts, ok
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------------
+
+ENGINES: dict[str, type[Engine]] = {"aio": AioEngine, "mapped": MappedEngine, "preadv": PreadvEngine}
+
+
+def open_engine(name: str, path: Path, offsets: Ints | None = None, sizes: Ints | None = None) -> Engine:
+    """The engine called `name`; with "auto" the one that reads these extents fastest.
+
+    Without extents to time (a new store) "auto" is the first that works of aio and preadv: what has just been written is in the
+    page cache, so a timing would say little about later, and these two do not turn the page cache into a second memory.
+    """
+    if name != "auto":
+        if name not in ENGINES:
+            raise ValueError(f"engine={name!r}: must be 'auto' or one of {', '.join(map(repr, ENGINES))}")
+        try:
+            return ENGINES[name](path)
+        except OSError as error:
+            raise ValueError(f"engine={name!r} does not work for {path}: {error.strerror}; use engine='auto'") from error
+    if offsets is None or sizes is None or len(offsets) < 32:
+        try:
+            return AioEngine(path)
+        except OSError:
+            return PreadvEngine(path)
+    return _fastest(path, offsets, sizes)
+
+
+def _fastest(path: Path, offsets: Ints, sizes: Ints) -> Engine:
+    """Time each engine on different, randomly spread extents of about 1 MB in all, and keep the best."""
+    rng = np.random.default_rng()
+    count = int(np.clip((1 << 20) // max(int(sizes.mean()), 1), 8, 128))
+    best: tuple[float, Engine] | None = None
+    for kind in ENGINES.values():
+        try:
+            engine = kind(path)
+        except OSError:
+            continue
+        seconds = []
+        for _ in range(3):
+            chosen = rng.integers(0, len(offsets), count)
+            begun = time.perf_counter()
+            engine.read(offsets[chosen], sizes[chosen])
+            seconds.append(time.perf_counter() - begun)
+        taken = sorted(seconds)[1]
+        if best is None or taken < best[0]:
+            if best is not None:
+                best[1].close()
+            best = taken, engine
+        else:
+            engine.close()
+    if best is None:
+        raise OSError(errno.EIO, f"no engine can read {path}")
+    return best[1]

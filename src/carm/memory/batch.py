@@ -1,0 +1,67 @@
+"""A batch of samples, as training sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class Batch:
+    """Named fields, one row per sample: `batch.x`, `batch.y`, `batch["logits"]`.
+
+    `slots` and `ids` say where the samples came from (-1 for new ones, which are not in memory yet); `old` is their mask.
+    Fixed fields are tensors, fields of variable length lists of one-dimensional uint8 tensors.
+    """
+
+    __slots__ = ("_old", "fields", "ids", "slots")
+
+    def __init__(self, fields: dict[str, Any], slots: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+        self.fields = fields
+        self.slots = slots
+        self.ids = ids
+        self._old: torch.Tensor | None = None
+
+    @property
+    def old(self) -> torch.Tensor:
+        """Which samples came from the memory."""
+        if self._old is None:
+            self._old = torch.from_numpy(self.slots >= 0)
+        return self._old
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.fields[name]
+        except KeyError:
+            raise AttributeError(f"this batch has the fields {', '.join(self.fields)}, and no {name!r}") from None
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+        """The same batch with its tensors on `device`."""
+        fields = {
+            name: value.to(device, non_blocking=non_blocking) if isinstance(value, torch.Tensor) else value
+            for name, value in self.fields.items()
+        }
+        return Batch(fields, self.slots, self.ids)
+
+    def __repr__(self) -> str:
+        shapes = {k: tuple(v.shape) if isinstance(v, torch.Tensor) else f"{len(v)} byte strings" for k, v in self.fields.items()}
+        return f"Batch({len(self)} samples, {int((self.slots >= 0).sum())} old, {shapes})"
+
+
+def concatenate(parts: list[Batch]) -> Batch:
+    """One batch of several with the same fields."""
+    if len(parts) == 1:
+        return parts[0]
+    fields: dict[str, Any] = {}
+    for name, first in parts[0].fields.items():
+        values = [p.fields[name] for p in parts]
+        fields[name] = torch.cat(values) if isinstance(first, torch.Tensor) else [v for value in values for v in value]
+    return Batch(fields, np.concatenate([p.slots for p in parts]), np.concatenate([p.ids for p in parts]))

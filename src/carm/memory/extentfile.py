@@ -1,0 +1,99 @@
+"""The extent file: where the bytes of the stored samples lie. Written here, read by the engines in `aio`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carm.memory.record import Bytes
+
+NAME = "extents.dat"
+_STEP = 4 << 20  # the file grows by whole steps, so that most appends change no file size
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the kernel says when there is no room: on the device, in the quota, under the process's file size limit."""
+
+Ints = NDArray[np.int64]
+
+
+class ExtentFile:
+    """The file in `directory`, open for writing."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / NAME
+        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.size = os.fstat(self.fd).st_size
+
+    def reserve(self, end: int, limit: int | None = None) -> None:
+        """Make the file at least `end` bytes long, blocks included, so that a full device shows before data is written.
+
+        `limit` keeps the growth by steps from passing what the store may take.
+        """
+        if end <= self.size:
+            return
+        for step in (_STEP, 4096):  # near the limit, take only what is needed
+            size = -(-end // step) * step
+            if limit is not None and size > limit and step > 4096:
+                continue
+            try:
+                os.posix_fallocate(self.fd, self.size, size - self.size)
+            except OSError as error:
+                if error.errno in FULL and step > 4096:
+                    continue
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                    raise
+                os.ftruncate(self.fd, size)
+            self.size = size
+            return
+
+    def write(self, data: Bytes, starts: Ints, sizes: Ints, offsets: Ints, limit: int | None = None) -> None:
+        """Write record i of `data` at `offsets[i]`, and return when all are on the device."""
+        if not len(starts):
+            return
+        self.reserve(int((offsets + sizes).max()), limit)
+        order = np.argsort(offsets, kind="stable")
+        view = memoryview(data)
+        run: list[memoryview] = []
+        run_start = run_end = -1
+        # Neighbouring extents go out in one call. The gap between a record's end and the next extent is never read as data:
+        # it is filled with zeros only to keep the run in one piece.
+        for i in order.tolist():
+            offset, size, start = int(offsets[i]), int(sizes[i]), int(starts[i])
+            gap = offset - run_end
+            if not run or gap < 0 or gap >= 512 or len(run) > 900:
+                self._write_run(run, run_start)
+                run, run_start = [], offset
+            elif gap:
+                run.append(_ZEROS[:gap])
+            run.append(view[start : start + size])
+            run_end = offset + size
+        self._write_run(run, run_start)
+        os.fdatasync(self.fd)
+
+    def _write_run(self, run: list[memoryview], offset: int) -> None:
+        while run:
+            written = os.pwritev(self.fd, run[:1000], offset)
+            offset += written
+            while run and written >= len(run[0]):
+                written -= len(run[0])
+                run.pop(0)
+            if written:
+                run[0] = run[0][written:]
+
+    def forget(self) -> None:
+        """Ask the kernel not to keep the file in its cache: memory that nobody counts, and that swapping would not use."""
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+_ZEROS = memoryview(bytes(512))

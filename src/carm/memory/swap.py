@@ -1,0 +1,361 @@
+"""The swap worker: carries out orders, decides nothing.
+
+Orders go in, reports come out. A read order names extents and the free blocks of the RAM tier that they are copied to; a write
+order names records and the commit that makes them count. The worker keeps several reads under way and writes in between. It
+holds no state that matters: if it dies, another is started, reads that were lost are dropped, and the write is sent again.
+
+The same `serve` runs in a thread, in a helper process, or (`SyncWorker`) in the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from socket import socketpair
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carm.memory import extentfile
+from carm.memory.aio import DEPTH, Engine, open_engine
+from carm.memory.catalogue import Catalogue
+from carm.memory.extentfile import ExtentFile
+from carm.memory.ram import Layout, scatter
+from carm.memory.record import Bytes
+from carm.memory.shared import SharedBlock
+from carm.memory.store import WriteOrder, perform, verified
+from carm.memory.throttle import Throttle
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class ReadOrder:
+    """Read these extents into these free blocks of the RAM tier."""
+
+    ticket: int
+    offsets: Ints
+    sizes: Ints
+    sums: NDArray[np.uint64]
+    blocks: NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class CompactOrder:
+    """Merge the catalogue's rows up to this commit."""
+
+    floor: int
+
+
+@dataclass(slots=True)
+class ReadDone:
+    ticket: int
+    ok: NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class WriteDone:
+    seq: int
+    error: tuple[int, str] | None  # of a device that is full; anything else is a Failure
+
+
+@dataclass(slots=True)
+class Compacted:
+    floor: int
+
+
+@dataclass(slots=True)
+class Failure:
+    """The worker met an error that it cannot handle; it stops."""
+
+    traceback: str
+
+
+Report = ReadDone | WriteDone | Compacted | Failure
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a worker needs to know to work: picklable, so that it can start in another process."""
+
+    directory: Path
+    engine: str
+    layout: Layout
+    throttle: Throttle | None
+
+
+class Executor:
+    """Carries out single orders."""
+
+    def __init__(self, plan: Plan, arena: Bytes) -> None:
+        self.plan = plan
+        self.arena = arena
+        self.throttle = plan.throttle
+        self._engine: Engine | None = None
+        self._file: ExtentFile | None = None
+        self._catalogue: Catalogue | None = None
+
+    def begin(self, order: ReadOrder) -> Any:
+        """First half of a read."""
+        if self._engine is None:
+            self._engine = open_engine(self.plan.engine, self.plan.directory / extentfile.NAME)
+        until = self.throttle.charge(int(order.sizes.sum())) if self.throttle else 0.0
+        return until, self._engine.begin(order.offsets, order.sizes)
+
+    def finish(self, order: ReadOrder, ticket: Any) -> ReadDone:
+        """Second half: the records are in their blocks, or marked as not whole."""
+        assert self._engine is not None
+        until, inner = ticket
+        data, starts, ok = self._engine.finish(inner)
+        ok = verified(data, starts, order.sizes, order.sums, ok)
+        scatter(self.arena, order.blocks, data, starts, order.sizes)
+        if until:
+            Throttle.wait(until)
+        return ReadDone(order.ticket, ok)
+
+    def write(self, order: WriteOrder | CompactOrder) -> Report:
+        if self._catalogue is None:
+            self._file = ExtentFile(self.plan.directory)
+            self._catalogue = Catalogue(self.plan.directory)
+        assert self._file is not None
+        if isinstance(order, CompactOrder):
+            self._catalogue.compact(order.floor)
+            return Compacted(order.floor)
+        until = self.throttle.charge(order.records.nbytes) if self.throttle else 0.0
+        try:
+            perform(order, self._file, self._catalogue)
+        except OSError as error:
+            if error.errno not in extentfile.FULL:
+                raise
+            return WriteDone(order.seq, (error.errno, str(error)))
+        if self.plan.engine == "aio":
+            self._file.forget()
+        if until:
+            Throttle.wait(until)
+        return WriteDone(order.seq, None)
+
+    def close(self) -> None:
+        for part in (self._engine, self._file, self._catalogue):
+            if part is not None:
+                part.close()
+        self._engine = self._file = self._catalogue = None
+
+
+_STOP = None
+
+
+def serve(get: Callable[[bool], Any], put: Callable[[Report], None], executor: Executor) -> None:
+    """Work until told to stop. `get(block)` gives the next order, or raises Empty if it may not block."""
+    under_way: deque[tuple[ReadOrder, Any]] = deque()
+    stopping = False
+    try:
+        while True:
+            while not stopping and len(under_way) < DEPTH:
+                try:
+                    order = get(not under_way)
+                except Empty:
+                    break
+                if order is _STOP:
+                    stopping = True
+                elif isinstance(order, ReadOrder):
+                    under_way.append((order, executor.begin(order)))
+                else:
+                    put(executor.write(order))
+            if under_way:
+                order, ticket = under_way.popleft()
+                put(executor.finish(order, ticket))
+            elif stopping:
+                return
+    except Exception:
+        put(Failure(traceback.format_exc()))
+    finally:
+        executor.close()
+
+
+class Worker(ABC):
+    """The training process's end of a swap worker."""
+
+    kind: str
+
+    @abstractmethod
+    def send(self, order: ReadOrder | WriteOrder | CompactOrder) -> None: ...
+
+    @abstractmethod
+    def receive(self, timeout: float = 0.0) -> list[Report]:
+        """Reports that have come in; with a timeout, waits that long for the first."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what was sent, and stop. May be called again."""
+
+
+class SyncWorker(Worker):
+    """Carries orders out at once, in the caller: exactly repeatable, and as slow as the device."""
+
+    kind = "sync"
+
+    def __init__(self, plan: Plan, shared: SharedBlock) -> None:
+        self._executor = Executor(plan, plan.layout.arrays(shared).arena)
+        self._reports: list[Report] = []
+
+    def send(self, order: ReadOrder | WriteOrder | CompactOrder) -> None:
+        if isinstance(order, ReadOrder):
+            self._reports.append(self._executor.finish(order, self._executor.begin(order)))
+        else:
+            self._reports.append(self._executor.write(order))
+
+    def receive(self, timeout: float = 0.0) -> list[Report]:
+        reports, self._reports = self._reports, []
+        return reports
+
+    @property
+    def alive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+class ThreadWorker(Worker):
+    """A daemon thread."""
+
+    kind = "thread"
+
+    def __init__(self, plan: Plan, shared: SharedBlock) -> None:
+        self._orders: SimpleQueue[Any] = SimpleQueue()
+        self._reports: SimpleQueue[Report] = SimpleQueue()
+        executor = Executor(plan, plan.layout.arrays(shared).arena)
+        self._thread = threading.Thread(
+            target=serve, args=(self._orders.get, self._reports.put, executor), name="carm-swap", daemon=True
+        )
+        self._thread.start()
+
+    def send(self, order: ReadOrder | WriteOrder | CompactOrder) -> None:
+        self._orders.put(order)
+
+    def receive(self, timeout: float = 0.0) -> list[Report]:
+        reports: list[Report] = []
+        try:
+            if timeout:
+                reports.append(self._reports.get(timeout=timeout))
+            while not self._reports.empty():
+                reports.append(self._reports.get_nowait())
+        except Empty:
+            pass
+        return reports
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        self._orders.put(_STOP)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+class ProcessWorker(Worker):
+    """A helper process, started afresh (not forked): it imports numpy, but neither torch nor the user's main module."""
+
+    kind = "process"
+
+    def __init__(self, plan: Plan, shared: SharedBlock) -> None:
+        ours, theirs = socketpair()
+        root = str(Path(__file__).resolve().parents[2])
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+        command = f"from carm.memory.swap import helper; helper({theirs.fileno()}, {shared.fd})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", command],
+            pass_fds=(theirs.fileno(), shared.fd),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self._pipe = Connection(ours.detach())
+        self._broken = False
+        self._send((plan, shared.size))
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._pipe.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            self._broken = True  # `alive` tells; whoever looks after the worker starts another
+
+    def send(self, order: ReadOrder | WriteOrder | CompactOrder) -> None:
+        self._send(order)
+
+    def receive(self, timeout: float = 0.0) -> list[Report]:
+        reports: list[Report] = []
+        try:
+            while self._pipe.poll(0 if reports else timeout):
+                reports.append(self._pipe.recv())
+        except (EOFError, ConnectionResetError, OSError):
+            self._broken = True
+        return reports
+
+    @property
+    def alive(self) -> bool:
+        return not self._broken and self.process.poll() is None
+
+    def close(self) -> None:
+        if self._pipe.closed:
+            return
+        self._send(_STOP)
+        self._pipe.close()
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def helper(pipe_fd: int, memory_fd: int) -> None:
+    """The helper process's main function. It ends when told to, or when the training process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process, which then tells us to stop
+    pipe = Connection(pipe_fd)
+
+    def get(block: bool) -> Any:
+        if not block and not pipe.poll(0):
+            raise Empty
+        return pipe.recv()
+
+    try:
+        plan, size = pipe.recv()
+        shared = SharedBlock.attach(memory_fd, size)
+        serve(get, pipe.send, Executor(plan, plan.layout.arrays(shared).arena))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+
+
+WORKERS: dict[str, type[SyncWorker] | type[ThreadWorker] | type[ProcessWorker]] = {
+    "sync": SyncWorker,
+    "thread": ThreadWorker,
+    "process": ProcessWorker,
+}
+
+
+def wait_for(worker: Worker, seconds: float) -> list[Report]:
+    """Reports of `worker`, waiting up to `seconds` for the first, in short waits so that its death is noticed."""
+    until = time.monotonic() + seconds
+    while True:
+        reports = worker.receive(timeout=min(0.1, max(seconds, 0.001)))
+        if reports or not worker.alive or time.monotonic() >= until:
+            return reports
