@@ -4,8 +4,8 @@
 
     memory = carm.Memory(slots=2000, storage="runs/memory", gate=carm.Entropy(ratio=0.5))
 
-Names are resolved when first used: the swap worker's helper process imports this package too, and needs neither torch nor
-anything else that is slow to load.
+Names are resolved when first used: the swap worker's helper process imports this package too, and needs neither torch
+nor anything else that is slow to load.
 """
 
 from __future__ import annotations

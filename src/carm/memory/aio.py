@@ -2,14 +2,15 @@
 
 Three engines with one interface; `choose` times them on the store's own extents and takes the fastest.
 
-    aio      Linux AIO with O_DIRECT: the control blocks of a whole request are filled as one numpy array, then one io_submit and
-             one io_getevents through ctypes. The device sees the whole request at once, and the page cache stays empty.
-    mapped   copies out of a mapping of the file: fastest by far where the file is in the page cache, slow where it is not
-             (every page is a fault), and an unreadable page kills the process (SIGBUS) instead of giving an error.
+    aio      Linux AIO with O_DIRECT: the control blocks of a whole request are filled as one numpy array, then one
+             io_submit and one io_getevents through ctypes. The device sees the whole request at once, and the page
+             cache stays empty.
+    mapped   copies out of a mapping of the file: fastest by far where the file is in the page cache, slow where it is
+             not (every page is a fault), and an unreadable page kills the process (SIGBUS) instead of giving an error.
     preadv   a few threads that call preadv: works everywhere.
 
-A read has two halves, `begin` and `finish`, so that several can be under way. What `finish` returns is valid until the engine's
-next `begin` with the same ticket's place.
+A read has two halves, `begin` and `finish`, so that several can be under way. What `finish` returns is valid until the
+engine's next `begin` with the same ticket's place.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Engine(ABC):
 
     @abstractmethod
     def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
-        """Wait. Returns the bytes, where in them each record starts (a multiple of 8), and which records arrived whole."""
+        """Wait. Returns the bytes, where each record starts in them (a multiple of 8), and which arrived whole."""
 
     def read(self, offsets: Ints, sizes: Ints) -> tuple[Bytes, Ints, Bools]:
         return self.finish(self.begin(offsets, sizes))
@@ -91,8 +92,10 @@ def _spread(sizes: Ints) -> tuple[Ints, int]:
 # -- Linux AIO ---------------------------------------------------------------------------------------------------------
 
 _IOCB = np.dtype(
-    [("data", "<u8"), ("key", "<u4"), ("rw_flags", "<i4"), ("opcode", "<u2"), ("priority", "<i2"), ("fd", "<u4")]
-    + [("buf", "<u8"), ("nbytes", "<u8"), ("offset", "<i8"), ("reserved", "<u8"), ("flags", "<u4"), ("resfd", "<u4")]
+    [
+        *[("data", "<u8"), ("key", "<u4"), ("rw_flags", "<i4"), ("opcode", "<u2"), ("priority", "<i2"), ("fd", "<u4")],
+        *[("buf", "<u8"), ("nbytes", "<u8"), ("offset", "<i8"), ("reserved", "<u8"), ("flags", "<u4"), ("resfd", "<u4")],
+    ]
 )
 _EVENT = np.dtype([("data", "<u8"), ("obj", "<u8"), ("res", "<i8"), ("res2", "<i8")])
 _CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}  # io_setup, io_destroy, io_submit, io_getevents
@@ -133,7 +136,12 @@ class _Kernel:
 
     def events(self, context: ctypes.c_ulong, count: int, out: int) -> int:
         return self._call(
-            self._events, context, ctypes.c_long(count), ctypes.c_long(count), ctypes.c_void_p(out), ctypes.c_void_p(None)
+            self._events,
+            context,
+            ctypes.c_long(count),
+            ctypes.c_long(count),
+            ctypes.c_void_p(out),
+            ctypes.c_void_p(None),
         )
 
 
@@ -265,7 +273,9 @@ class MappedEngine(Engine):
             rows = self._data[: len(self._data) // stride * stride].reshape(-1, stride)
             np.take(rows, offsets // stride, axis=0, out=out[:end].reshape(-1, stride), mode="clip")
             return out, starts, ok
-        for offset, size, start, fits in zip(offsets.tolist(), sizes.tolist(), starts.tolist(), ok.tolist(), strict=True):
+        for offset, size, start, fits in zip(
+            offsets.tolist(), sizes.tolist(), starts.tolist(), ok.tolist(), strict=True
+        ):
             if fits:
                 out[start : start + size] = self._data[offset : offset + size]
         return out, starts, ok
@@ -292,7 +302,7 @@ class PreadvEngine(Engine):
         starts, end = _spread(sizes)
         _, data = self._place(end)
         ok = np.zeros(len(offsets), bool)
-        view = memoryview(data)
+        view = data.data
         share = -(-len(offsets) // self.threads) or 1
         jobs: list[Future[None]] = [
             self._pool.submit(self._read_some, view, offsets[part], sizes[part], starts[part], ok[part])
@@ -326,8 +336,9 @@ ENGINES: dict[str, type[Engine]] = {"aio": AioEngine, "mapped": MappedEngine, "p
 def open_engine(name: str, path: Path, offsets: Ints | None = None, sizes: Ints | None = None) -> Engine:
     """The engine called `name`; with "auto" the one that reads these extents fastest.
 
-    Without extents to time (a new store) "auto" is the first that works of aio and preadv: what has just been written is in the
-    page cache, so a timing would say little about later, and these two do not turn the page cache into a second memory.
+    Without extents to time (a new store) "auto" is the first that works of aio and preadv: what has just been written
+    is in the page cache, so a timing would say little about later, and these two do not turn the page cache into a
+    second memory.
     """
     if name != "auto":
         if name not in ENGINES:
@@ -335,7 +346,9 @@ def open_engine(name: str, path: Path, offsets: Ints | None = None, sizes: Ints 
         try:
             return ENGINES[name](path)
         except OSError as error:
-            raise ValueError(f"engine={name!r} does not work for {path}: {error.strerror}; use engine='auto'") from error
+            raise ValueError(
+                f"engine={name!r} does not work for {path}: {error.strerror}; use engine='auto'"
+            ) from error
     if offsets is None or sizes is None or len(offsets) < 32:
         try:
             return AioEngine(path)

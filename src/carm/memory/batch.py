@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 class Batch:
     """Named fields, one row per sample: `batch.x`, `batch.y`, `batch["logits"]`.
 
-    `slots` and `ids` say where the samples came from (-1 for new ones, which are not in memory yet); `old` is their mask.
-    Fixed fields are tensors, fields of variable length lists of one-dimensional uint8 tensors.
+    `slots` and `ids` say where the samples came from (-1 for new ones, which are not in memory yet); `old` is their
+    mask. Fixed fields are tensors, fields of variable length lists of one-dimensional uint8 tensors.
     """
 
     __slots__ = ("_old", "fields", "ids", "slots")
@@ -52,7 +52,10 @@ class Batch:
         return Batch(fields, self.slots, self.ids)
 
     def __repr__(self) -> str:
-        shapes = {k: tuple(v.shape) if isinstance(v, torch.Tensor) else f"{len(v)} byte strings" for k, v in self.fields.items()}
+        shapes = {
+            k: tuple(v.shape) if isinstance(v, torch.Tensor) else f"{len(v)} byte strings"
+            for k, v in self.fields.items()
+        }
         return f"Batch({len(self)} samples, {int((self.slots >= 0).sum())} old, {shapes})"
 
 

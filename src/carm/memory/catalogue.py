@@ -185,7 +185,9 @@ class Catalogue:
     def compact(self, floor: int) -> None:
         """Merge the commits up to `floor`, which cannot be returned to any more; the dead among them are forgotten for good."""
         with self._transaction():
-            rows = self.db.execute("SELECT births, deaths FROM commits WHERE seq <= ? ORDER BY seq", (floor,)).fetchall()
+            rows = self.db.execute(
+                "SELECT births, deaths FROM commits WHERE seq <= ? ORDER BY seq", (floor,)
+            ).fetchall()
             entries = np.frombuffer(b"".join(births for births, _ in rows), ENTRY)
             deaths = np.frombuffer(b"".join(deaths for _, deaths in rows), "<i8")
             next_id = max(int(self._meta("next_id")), int(entries["id"].max(initial=-1)) + 1)

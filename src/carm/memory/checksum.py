@@ -42,8 +42,7 @@ def checksum(data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[
     size = int(sizes[0])
     stride = int(starts[1] - starts[0]) if n > 1 else size
     if size <= PIECE * 8 and stride >= size and (sizes == size).all() and (n < 3 or (np.diff(starts) == stride).all()):
-        first = int(starts[0]) // 8
-        rows = np.lib.stride_tricks.as_strided(words[first:], (n, size // 8), (stride, 8), writeable=False)
+        rows = np.ndarray((n, size // 8), "<u8", words.data, int(starts[0]), (stride, 8))
         return np.einsum("ij,j->i", rows, c[: size // 8]).astype(np.uint64, copy=False)
     out = np.empty(n, np.uint64)
     for i, (start, size) in enumerate(zip((starts // 8).tolist(), (sizes // 8).tolist(), strict=True)):

@@ -192,6 +192,44 @@ class ClassSets:
         members.open = n
         return item
 
+    def take_open_each(self, labels: Iterable[int], uniform: Iterable[float]) -> list[int]:
+        """`take_open` for each label in turn. The same steps, written out: a swap makes this choice for every sample."""
+        out: list[int] = []
+        numbers, classes, position = self._numbers, self._classes, self._p
+        for label, u in zip(labels, uniform, strict=True):
+            number = numbers.get(label)
+            if number is None or not (n := classes[number].open):
+                out.append(-1)
+                continue
+            members = classes[number]
+            view = members.view
+            here = int(u * n)
+            n -= 1
+            item = view[here]
+            last = view[n]
+            view[here] = last
+            position[last] = here
+            view[n] = item
+            position[item] = n
+            members.open = n
+            out.append(item)
+        return out
+
+    def release_each(self, items: Iterable[int]) -> None:
+        """`release` for each item in turn, written out for the same reason."""
+        classes, position, class_of = self._classes, self._p, self._c
+        for item in items:
+            members = classes[class_of[item]]
+            view = members.view
+            place = members.open
+            here = position[item]
+            other = view[place]
+            view[here] = other
+            position[other] = here
+            view[place] = item
+            position[item] = place
+            members.open = place + 1
+
     def peek(self, label: int, u: float) -> int:
         """Choose any member of `label` with `u` uniform in [0, 1); -1 if there is none."""
         number = self._numbers.get(label)
@@ -222,7 +260,8 @@ class ClassSets:
     def order(self) -> list[tuple[int, int, NDArray[np.int32]]]:
         """Every class as (label, number of open members, members in order): what `restore` needs for identical choices."""
         return [
-            (name, m.open, m.items[: m.total].copy()) for name, m in zip(self._names, self._classes.values(), strict=True)
+            (name, m.open, m.items[: m.total].copy())
+            for name, m in zip(self._names, self._classes.values(), strict=True)
         ]
 
     def restore(self, order: Iterable[tuple[int, int, Sequence[int] | NDArray[np.integer]]]) -> None:

@@ -1,18 +1,18 @@
 """The RAM tier: a table of slots over rows of bytes, published by flipping the table.
 
-Rows are made of *blocks*. Where all records have one size, a block is a record. Where sizes vary, a record takes as many small
-blocks as it needs, linked by an array of successors: any free blocks will do, so nothing is padded to the largest sample and
-nothing fragments.
+Rows are made of *blocks*. Where all records have one size, a block is a record. Where sizes vary, a record takes as
+many small blocks as it needs, linked by an array of successors: any free blocks will do, so nothing is padded to the
+largest sample and nothing fragments.
 
-A record is always written to blocks that no slot points at; then the slot's entry is flipped to them in one 8-byte store, and the
-old blocks become free. Readers copy, and look at the entries before and after: an entry holds a generation that grows with every
-flip, so an unchanged entry proves that its blocks were not reused during the copy. Readers never wait, writers never wait for
-readers, and the training process, which does all the flipping, need not check at all.
+A record is always written to blocks that no slot points at; then the slot's entry is flipped to them in one 8-byte
+store, and the old blocks become free. Readers copy, and look at the entries before and after: an entry holds a
+generation that grows with every flip, so an unchanged entry proves that its blocks were not reused during the copy.
+Readers never wait, writers never wait for readers, and the training process, which does all the flipping, need not
+check at all.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from carm.memory.errors import CarmError
 from carm.memory.index import ClassSets
 from carm.memory.record import Bytes, Records, Schema
-from carm.memory.shared import SharedBlock
+from carm.memory.shared import SharedBlock, fence
 
 _ROW = 0xFFFFFFFF  # an entry: generation << 32 | first block + 1; low half 0: the slot is empty
+_GENERATION = 1 << 32
 Ints = NDArray[np.int64]
 
 
@@ -113,6 +114,7 @@ class RamTier:
         self.labels = np.zeros(capacity, np.int64)
         self.ids = np.full(capacity, -1, np.int64)  # id of the sample in each slot; -1: empty
         self.handles = np.full(capacity, -1, np.int32)  # its entry in the storage tier; -1: not stored (yet)
+        self._row = np.full(capacity, -1, np.int64)  # what each entry says, without the generation
         self._count = 0
         self._free = np.arange(blocks, dtype=np.int32)[::-1].copy()  # a stack: low blocks are handed out first
         self._top = blocks
@@ -172,11 +174,22 @@ class RamTier:
 
     def rows(self, slots: Ints) -> Ints:
         """First block of the record in each of `slots`."""
-        return (self.arrays.entries[slots] & _ROW) - 1
+        return self._row[slots]
 
     def blocks_for(self, sizes: Ints) -> Ints:
         """How many blocks records of these sizes take."""
         return -(-sizes // self.layout.block)
+
+    def fields(self, slots: Ints) -> dict[str, Any]:
+        """Copies of the samples in `slots`, as tensors."""
+        from carm.memory.tensors import to_tensors
+
+        heads = self.arrays.heads
+        if heads is not None:  # one copy of whole rows; the fields are views of it
+            taken = heads.take(self._row.take(slots), mode="clip")
+            return to_tensors(self.schema, taken)
+        data, starts = self.read(slots)
+        return to_tensors(self.schema, self.schema.unpack(data, starts))
 
     def read(self, slots: Ints) -> tuple[Bytes, Ints]:
         """Copy the records in `slots`; returns the bytes and where each record starts."""
@@ -191,7 +204,7 @@ class RamTier:
         if need > self._top:
             return None
         self._top -= need
-        blocks = self._free[self._top : self._top + need].copy()
+        blocks: NDArray[np.int32] = self._free[self._top : self._top + need].copy()
         if counts is None:
             self.arrays.sizes[blocks] = sizes
         else:
@@ -206,7 +219,7 @@ class RamTier:
         if self.schema.fixed:
             return blocks.astype(np.int64)
         counts = self.blocks_for(sizes)
-        return blocks[np.cumsum(counts) - counts].astype(np.int64)
+        return np.asarray(blocks[np.cumsum(counts) - counts], np.int64)
 
     def release(self, first: Ints) -> None:
         """Give back the blocks of the records that begin at `first`."""
@@ -234,10 +247,7 @@ class RamTier:
 
     def publish(self, slots: Ints, first: Ints, labels: Ints, ids: Ints, handles: NDArray[np.int32]) -> None:
         """Point `slots` (no slot twice) at the records that begin at `first`; what they showed before is released."""
-        entries = self.arrays.entries
-        old = entries[slots]
-        entries[slots] = (((old >> 32) + 1) << 32) | (first + 1)
-        rows = (old & _ROW) - 1
+        rows = self._flip(slots, first)
         was_used = rows >= 0
         changed = ~was_used | (self.labels[slots] != labels)
         if changed.any():
@@ -259,18 +269,22 @@ class RamTier:
 
     def swap(self, slots: Ints, first: Ints, ids: Ints, handles: NDArray[np.int32]) -> None:
         """`publish` where every slot keeps its class."""
-        entries = self.arrays.entries
-        old = entries[slots]
-        entries[slots] = ((old | _ROW) + 2) + first
+        old = self._flip(slots, first)
         self.ids[slots] = ids
         self.handles[slots] = handles
-        self.release((old & _ROW) - 1)
+        self.release(old)
+
+    def _flip(self, slots: Ints, first: Ints | int) -> Ints:
+        """Point slots at other records (-1: at none), in one store each; returns the first blocks of the old ones."""
+        old: Ints = self._row[slots]
+        fence()  # records first, then the entries that show them
+        self.arrays.entries[slots] += first - old + _GENERATION
+        self._row[slots] = first
+        return old
 
     def clear(self, slots: Ints) -> None:
         """Empty `slots`."""
-        entries = self.arrays.entries
-        rows = self.rows(slots)
-        entries[slots] = ((entries[slots] >> 32) + 1) << 32
+        rows = self._flip(slots, -1)
         for slot in slots.tolist():
             self.sets.remove(slot)
         self._count -= len(slots)
@@ -280,7 +294,7 @@ class RamTier:
         self.release(rows)
 
     def settle(self) -> Ints:
-        """The blocks are full with fewer records than there are slots: from now on so many slots may be used, the lowest ones.
+        """The blocks are full before the slots: from now on only as many slots as there was room for, the lowest ones.
 
         Returns for each slot the slot whose sample it has now.
         """
@@ -289,12 +303,10 @@ class RamTier:
         empty = np.flatnonzero(self.ids[: self.limit] < 0)[: len(stray)]
         came_from = np.arange(self.table)
         came_from[empty], came_from[stray] = stray, empty
-        entries = self.arrays.entries
         for source, target in zip(stray.tolist(), empty.tolist(), strict=True):
             self.sets.remove(source)
             self.sets.add(target, int(self.labels[source]))
-            entries[target] = (((entries[target] >> 32) + 1) << 32) | (entries[source] & _ROW)
-            entries[source] = ((entries[source] >> 32) + 1) << 32
+        self._flip(empty, self._flip(stray, -1))
         for array in (self.labels, self.ids, self.handles):
             array[empty] = array[stray]
         self.ids[stray] = -1
@@ -321,8 +333,8 @@ def scatter(arena: Bytes, blocks: NDArray[np.int32], data: Bytes, starts: Ints, 
         stride = int(starts[1] - starts[0]) if n > 1 else block
         if n < 3 or (np.diff(starts) == stride).all():  # evenly spaced: one copy for all
             first = int(starts[0])
-            rows = np.lib.stride_tricks.as_strided(data[first:], (n, block), (stride, 1), writeable=False)
-            arena[blocks] = rows
+            # By words, because numpy copies them faster than bytes.
+            arena.view(np.uint64)[blocks] = np.ndarray((n, block // 8), np.uint64, data.data, first, (stride, 8))
             return
     at = 0
     for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
@@ -337,18 +349,18 @@ def scatter(arena: Bytes, blocks: NDArray[np.int32], data: Bytes, starts: Ints, 
 class RamReader:
     """Reads the RAM tier from any process; a map-style dataset over slots for `DataLoader` workers, forked or spawned.
 
-    `reader[slot]` is a dict of the sample's fields; `reader.read(slots)` a dict of batched fields. Every sample is whole: if a swap
-    replaced it during the copy, it is copied again.
+    `reader[slot]` is a dict of the sample's fields; `reader.read(slots)` a dict of batched fields. Every sample is
+    whole: if a swap replaced it during the copy, it is copied again.
     """
 
     def __init__(self, layout: Layout, shared: SharedBlock) -> None:
         self.layout = layout
         self._shared = shared
         self._arrays: Arrays | None = None
-        self._fence = threading.Lock()
         self.retries = 0
 
     def __getstate__(self) -> dict[str, Any]:
+        self._attached()  # a retired tier cannot be passed on: say so here
         return {"layout": self.layout, "_shared": self._shared}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -365,25 +377,38 @@ class RamReader:
         if self._arrays is None:
             self._arrays = self.layout.arrays(self._shared)
         if self._arrays.header[0]:
-            raise CarmError("the memory was resized or closed after this reader was made; make a new one with memory.reader()")
+            raise CarmError(
+                "the memory was resized or closed after this reader was made; make a new one with memory.reader()"
+            )
         return self._arrays
 
     def read_records(self, slots: Ints) -> tuple[Bytes, Ints]:
         """Copy the records in `slots`; returns the bytes and where each record starts."""
         arrays = self._attached()
+        before, data, starts = self._copy(arrays, slots)
+        copied = np.arange(len(slots))
         while True:
-            before = arrays.entries[slots]
-            if not (before & _ROW).all():
-                empty = slots[(before & _ROW) == 0]
-                raise IndexError(f"slot {int(empty[0])} is empty; draw slots from reader.filled()")
-            data, starts = copy_records(arrays, (before & _ROW) - 1)
-            # Processors that reorder loads (ARM) must not look at the entries before the copy is done; taking and releasing a
-            # lock orders them.
-            with self._fence:
-                pass
-            if (arrays.entries[slots] == before).all():
+            fence()  # the entries are looked at again after the copy, not before
+            copied = copied[arrays.entries[slots[copied]] != before]
+            if not len(copied):
                 return data, starts
+            # Only these again: of a large batch some slot changes during every copy, and the reader would never be done.
             self.retries += 1
+            before, again, at = self._copy(arrays, slots[copied])
+            if arrays.heads is not None:
+                data.reshape(len(slots), -1)[copied] = again.reshape(len(copied), -1)
+            else:
+                starts[copied] = at + len(data)
+                data = np.concatenate((data, again))
+
+    @staticmethod
+    def _copy(arrays: Arrays, slots: Ints) -> tuple[Ints, Bytes, Ints]:
+        """The entries of `slots`, and copies of the records that they show; possibly torn."""
+        entries: Ints = arrays.entries[slots]
+        first = (entries & _ROW) - 1
+        if len(first) and first.min() < 0:
+            raise IndexError(f"slot {int(slots[first < 0][0])} is empty; draw slots from reader.filled()")
+        return entries, *copy_records(arrays, first)
 
     def read(self, slots: Sequence[int] | Ints) -> dict[str, Any]:
         """Batched fields of the samples in `slots`: tensors, and lists of uint8 tensors for variable fields."""
@@ -391,7 +416,9 @@ class RamReader:
 
         chosen = np.asarray(slots, np.int64)
         if len(chosen) and (chosen.min() < 0 or chosen.max() >= self.layout.capacity):
-            raise IndexError(f"slots must be from 0 to {self.layout.capacity - 1}; got {int(chosen.min())} to {int(chosen.max())}")
+            raise IndexError(
+                f"slots must be from 0 to {self.layout.capacity - 1}; got {int(chosen.min())} to {int(chosen.max())}"
+            )
         data, starts = self.read_records(chosen)
         return to_tensors(self.layout.schema, self.layout.schema.unpack(data, starts))
 

@@ -51,9 +51,13 @@ class Field:
         if self.dtype not in DTYPES:
             raise SchemaError(f"field {self.name!r} has dtype {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
         if self.shape is None and self.dtype != "uint8":
-            raise SchemaError(f"field {self.name!r} has variable length, so its dtype must be uint8, not {self.dtype!r}")
+            raise SchemaError(
+                f"field {self.name!r} has variable length, so its dtype must be uint8, not {self.dtype!r}"
+            )
         if self.shape is not None and (any(d < 1 for d in self.shape) or self._nbytes() > 2**30):
-            raise SchemaError(f"field {self.name!r} has shape {self.shape}; sides must be positive and a field at most 1 GiB")
+            raise SchemaError(
+                f"field {self.name!r} has shape {self.shape}; sides must be positive and a field at most 1 GiB"
+            )
 
     def _nbytes(self) -> int:
         return int(np.prod(self.shape or (), dtype=np.int64)) * self.stored.itemsize
@@ -117,7 +121,9 @@ class Schema:
     # -- as text -----------------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        fields = [{"name": f.name, "dtype": f.dtype, "shape": None if f.shape is None else list(f.shape)} for f in self.fields]
+        fields = [
+            {"name": f.name, "dtype": f.dtype, "shape": None if f.shape is None else list(f.shape)} for f in self.fields
+        ]
         return json.dumps({"label": self.label, "fields": fields})
 
     @staticmethod
@@ -125,7 +131,8 @@ class Schema:
         try:
             raw = json.loads(text)
             fields = tuple(
-                Field(f["name"], f["dtype"], None if f["shape"] is None else tuple(map(int, f["shape"]))) for f in raw["fields"]
+                Field(f["name"], f["dtype"], None if f["shape"] is None else tuple(map(int, f["shape"])))
+                for f in raw["fields"]
             )
             return Schema(fields, raw["label"])
         except (KeyError, TypeError, json.JSONDecodeError) as error:
@@ -157,14 +164,18 @@ class Schema:
         if samples.keys() != {f.name for f in self.fields}:
             missing = [f.name for f in self.fields if f.name not in samples]
             unknown = [name for name in samples if name not in {f.name for f in self.fields}]
-            raise SchemaError(f"a sample has the fields {self}; missing: {missing or 'none'}, unknown: {unknown or 'none'}")
+            raise SchemaError(
+                f"a sample has the fields {self}; missing: {missing or 'none'}, unknown: {unknown or 'none'}"
+            )
         columns: dict[str, Any] = {}
         count = -1
         for f in self.fields:
             value = samples[f.name]
             column: Any = self._bytes_column(f, value) if f.shape is None else self._array_column(f, value)
             if count >= 0 and len(column) != count:
-                raise SchemaError(f"field {f.name!r} has {len(column)} samples, but {self.fields[0].name!r} has {count}")
+                raise SchemaError(
+                    f"field {f.name!r} has {len(column)} samples, but {self.fields[0].name!r} has {count}"
+                )
             count = len(column)
             columns[f.name] = column
         heads = np.zeros(count, self.head)
@@ -183,7 +194,9 @@ class Schema:
             if array.dtype.kind not in "iu":
                 raise SchemaError(f"the label field {f.name!r} must hold whole numbers; got dtype {array.dtype}")
             if array.ndim != 1:
-                raise SchemaError(f"the label field {f.name!r} must have one number per sample; got shape {array.shape}")
+                raise SchemaError(
+                    f"the label field {f.name!r} must have one number per sample; got shape {array.shape}"
+                )
             return array
         if array.shape[1:] != f.shape or _dtype_name(value, array) != f.dtype:
             got = f"{_dtype_name(value, array)}{list(array.shape[1:])}"
@@ -192,7 +205,9 @@ class Schema:
 
     def _bytes_column(self, f: Field, value: Any) -> Sequence[Any]:
         if not is_bytes_list(value):
-            raise SchemaError(f"field {f.name!r} holds bytes of any length: pass a list of bytes; got {type(value).__name__}")
+            raise SchemaError(
+                f"field {f.name!r} holds bytes of any length: pass a list of bytes; got {type(value).__name__}"
+            )
         column = [np.frombuffer(v, np.uint8) if not hasattr(v, "numpy") else v.numpy() for v in value]
         if any(len(v) >= 2**31 for v in column):
             raise SchemaError(f"field {f.name!r}: a sample has 2 GiB or more; that is the limit")
@@ -254,7 +269,11 @@ class Records:
 
 def is_bytes_list(value: Any) -> bool:
     """Whether `value` is a batch of byte strings: a non-array sequence whose items are bytes or one-dimensional uint8."""
-    if isinstance(value, (str, bytes, bytearray, memoryview, np.ndarray)) or not isinstance(value, Sequence) or not value:
+    if (
+        isinstance(value, (str, bytes, bytearray, memoryview, np.ndarray))
+        or not isinstance(value, Sequence)
+        or not value
+    ):
         return False
     return all(
         isinstance(v, (bytes, bytearray, memoryview))
@@ -277,7 +296,9 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     if array.ndim == 0:
         raise SchemaError(f"field {name!r} needs one row per sample; got the single value {value!r}")
     if array.dtype.hasobject or array.dtype.names is not None or array.dtype.kind in "SUmM":
-        raise SchemaError(f"field {name!r} has dtype {array.dtype}; arrays of numbers, or lists of bytes, can be stored")
+        raise SchemaError(
+            f"field {name!r} has dtype {array.dtype}; arrays of numbers, or lists of bytes, can be stored"
+        )
     return array
 
 

@@ -1,8 +1,9 @@
 """A block of memory that other processes can map.
 
-On Linux it is a memfd: unlike a named segment in /dev/shm it cannot leak (the kernel frees it with its last user, also after
-kill -9), is not limited by a container's 64 MB /dev/shm, and costs memory only where it has been written. Elsewhere it is an
-unlinked temporary file. Forked children have the mapping already; a spawned child gets the file descriptor with the pickle.
+On Linux it is a memfd: unlike a named segment in /dev/shm it cannot leak (the kernel frees it with its last user, also
+after kill -9), is not limited by a container's 64 MB /dev/shm, and costs memory only where it has been written.
+Elsewhere it is an unlinked temporary file. Forked children have the mapping already; a spawned child gets the file
+descriptor with the pickle.
 """
 
 from __future__ import annotations
@@ -11,11 +12,26 @@ import mmap
 import os
 import sys
 import tempfile
+import threading
 from multiprocessing import reduction
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+_LOCK = threading.Lock()
+
+
+def fence() -> None:
+    """Order memory accesses before the call against those after it, as other processes see them.
+
+    x86 keeps plain loads and plain stores in order; ARM does not. A lock is the only thing in pure Python that does:
+    what comes before cannot sink below a release, what comes after cannot rise above the next acquisition, hence twice.
+    """
+    with _LOCK:
+        pass
+    with _LOCK:
+        pass
 
 
 class SharedBlock:

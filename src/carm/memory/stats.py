@@ -19,8 +19,10 @@ REASONS = (
 )
 """Why an order was not made, or not carried out."""
 
-_COUNTERS = ("added", "stored", "unstored", "drawn", "picked", "ordered", "swapped", "squeezed")
-_COUNTERS += ("bytes_read", "bytes_written", "worker_restarts", "deepest")
+_COUNTERS = (
+    *("added", "stored", "unstored", "drawn", "picked", "ordered", "swapped", "squeezed"),
+    *("bytes_read", "bytes_written", "worker_restarts", "deepest"),
+)
 
 
 class Stats:
@@ -40,7 +42,7 @@ class Stats:
         self.worker_restarts = 0
         self.deepest = 0  # most swaps that were under way at once
         self.add_wait_seconds = 0.0  # time that `add` waited for storage
-        self.dropped: Counter[str] = Counter({reason: 0 for reason in REASONS})
+        self.dropped: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._ages = 0.0
         self._orders = 0
         self.oldest = 0.0

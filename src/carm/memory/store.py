@@ -140,7 +140,9 @@ class Store:
         except FileExistsError as error:
             raise StoreError(f"{self.directory} is a file; a store is a directory") from error
         except (PermissionError, OSError) as error:
-            raise StoreError(f"cannot write in {self.directory}: {error.strerror}; choose a directory that can be written") from error
+            raise StoreError(
+                f"cannot write in {self.directory}: {error.strerror}; choose a directory that can be written"
+            ) from error
         _FORKED.add(self)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -167,7 +169,9 @@ class Store:
         path = self.directory / extentfile.NAME
         if not self.readonly:
             if not path.exists() and self.catalogue.load().seq:
-                raise StoreError(f"{path} is missing, but the catalogue has samples; restore the file, or use another directory")
+                raise StoreError(
+                    f"{path} is missing, but the catalogue has samples; restore the file, or use another directory"
+                )
             self.file = ExtentFile(self.directory)
             self.file.reserve(8192)  # so that an engine can try how it may be read
         self._load()
@@ -204,7 +208,9 @@ class Store:
         names, at = np.unique(labels[order], return_index=True)
         groups = np.split(order, at[1:]) if n else []
         # Classes in the order of their first sample, as they would be had the store never been closed.
-        self.sets.restore(sorted(((int(c), len(g), g) for c, g in zip(names, groups, strict=True)), key=lambda g: int(g[2][0])))
+        self.sets.restore(
+            sorted(((int(c), len(g), g) for c, g in zip(names, groups, strict=True)), key=lambda g: int(g[2][0]))
+        )
         self.count = n
         self.live_bytes = int(((self.sizes.astype(np.int64) + UNIT - 1) // UNIT).sum()) * UNIT
         self._free_handles: list[int] = []
@@ -347,7 +353,9 @@ class Store:
                 self.discard(handles[~ok].tolist())
             raise StoreError(f"samples {bad} in {self.directory} do not match their checksums; they are dropped")
         sizes = self.sizes[handles].astype(np.int64)
-        flat = np.concatenate([data[s : s + n] for s, n in zip(starts.tolist(), sizes.tolist(), strict=True)] or [data[:0]])
+        flat = np.concatenate(
+            [data[s : s + n] for s, n in zip(starts.tolist(), sizes.tolist(), strict=True)] or [data[:0]]
+        )
         return self.schema.unpack(flat, np.cumsum(sizes) - sizes)
 
     def verify(self, *, batch: int = 1024) -> Iterator[tuple[int, list[int]]]:
@@ -411,7 +419,9 @@ class Store:
     def _order(self, records: Records, births: Entries, victims: list[int], chosen: Ints) -> WriteOrder:
         deaths = np.concatenate([self.ids[victims], np.array(self._pending_deaths, np.int64)]).astype(np.int64)
         self._pending_deaths = []
-        return WriteOrder(self.seq + 1, records, births, deaths, final=self.mark is None, victims=victims, indices=chosen)
+        return WriteOrder(
+            self.seq + 1, records, births, deaths, final=self.mark is None, victims=victims, indices=chosen
+        )
 
     def _make_room(self, records: Records, pinned: NDArray[np.bool_] | None) -> tuple[list[int], Ints]:
         """Victims (held, so that nobody else picks them), and which of the new records are not worth writing at all."""
@@ -436,7 +446,9 @@ class Store:
             return victims, _NONE
         open_births = np.arange(n) if pinned is None else np.flatnonzero(~pinned)
         skipped = self.rng.permutation(open_births)[:short]
-        if len(skipped) < short:  # everything that is left is in RAM: it stays there, unstored, rather than be stored beyond capacity
+        if (
+            len(skipped) < short
+        ):  # everything that is left is in RAM: it stays there, unstored, rather than be stored beyond capacity
             rest = np.setdiff1d(np.arange(n), skipped)
             skipped = np.concatenate([skipped, self.rng.permutation(rest)[: short - len(skipped)]])
         return victims, skipped.astype(np.int64)
@@ -447,7 +459,10 @@ class Store:
         labels, counts = np.unique(incoming, return_counts=True)
         arriving = dict(zip(labels.tolist(), counts.tolist(), strict=True))
         classes = [c for c in sets.labels if sets.open_count(c)]
-        heap = [(-(sets.count(c) + arriving.get(c, 0)), u, c) for c, u in zip(classes, self.rng.random(len(classes)), strict=True)]
+        heap = [
+            (-(sets.count(c) + arriving.get(c, 0)), u, c)
+            for c, u in zip(classes, self.rng.random(len(classes)), strict=True)
+        ]
         heapq.heapify(heap)
         out: list[int] = []
         uniform = self.rng.random(n).tolist()
@@ -578,7 +593,9 @@ class Store:
             stored = np.full(len(ids), -1, np.int64)
             stored[order.indices] = ids[order.indices]
             return stored
-        raise StoreFull(f"{self.directory}: the device has no room for {len(records)} samples ({format_bytes(records.nbytes)})")
+        raise StoreFull(
+            f"{self.directory}: the device has no room for {len(records)} samples ({format_bytes(records.nbytes)})"
+        )
 
     def take_ids(self, n: int) -> Ints:
         """New ids."""
@@ -605,7 +622,9 @@ class Store:
         """Let these (held) samples die, and those that wait for the next commit."""
         order = self._order(_empty_records(), _NO_ENTRIES, handles, _NONE)
         try:
-            self._writable().commit(order.seq + 1, _NO_ENTRIES, order.deaths, floor=order.seq + 1 if order.buries else None)
+            self._writable().commit(
+                order.seq + 1, _NO_ENTRIES, order.deaths, floor=order.seq + 1 if order.buries else None
+            )
         except BaseException:
             self.fail(order)
             raise
@@ -638,7 +657,10 @@ class Store:
     def forget_checkpoint(self) -> None:
         """Give up the way back to the last checkpoint, for the room that it takes."""
         catalogue = self._writable()
-        log.warning("%s: the samples kept for the last checkpoint are given up to make room; it can no longer be restored", self.directory)
+        log.warning(
+            "%s: the samples kept for the last checkpoint are given up to make room; it can no longer be restored",
+            self.directory,
+        )
         catalogue.set_floor(self.seq)
         self._release_until(self.seq)
         self.floor, self.mark = self.seq, None
@@ -667,7 +689,9 @@ class Store:
         self.mark = self.seq
 
 
-def verified(data: Bytes, starts: Ints, sizes: Ints, sums: NDArray[np.uint64], ok: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def verified(
+    data: Bytes, starts: Ints, sizes: Ints, sums: NDArray[np.uint64], ok: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
     """`ok`, less the records whose bytes do not match their checksums."""
     if ok.all():
         return np.asarray(checksum(data, starts, sizes) == sums)

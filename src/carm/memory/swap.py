@@ -1,8 +1,9 @@
 """The swap worker: carries out orders, decides nothing.
 
-Orders go in, reports come out. A read order names extents and the free blocks of the RAM tier that they are copied to; a write
-order names records and the commit that makes them count. The worker keeps several reads under way and writes in between. It
-holds no state that matters: if it dies, another is started, reads that were lost are dropped, and the write is sent again.
+Orders go in, reports come out. A read order names extents and the free blocks of the RAM tier that they are copied to;
+a write order names records and the commit that makes them count. The worker keeps several reads under way and writes in
+between. It holds no state that matters: if it dies, another is started, reads that were lost are dropped, and the write
+is sent again.
 
 The same `serve` runs in a thread, in a helper process, or (`SyncWorker`) in the caller.
 """
@@ -14,7 +15,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
@@ -84,6 +84,7 @@ class Failure:
     traceback: str
 
 
+Order = ReadOrder | WriteOrder | CompactOrder
 Report = ReadDone | WriteDone | Compacted | Failure
 
 
@@ -191,7 +192,7 @@ class Worker(ABC):
     kind: str
 
     @abstractmethod
-    def send(self, order: ReadOrder | WriteOrder | CompactOrder) -> None: ...
+    def send(self, order: Order) -> None: ...
 
     @abstractmethod
     def receive(self, timeout: float = 0.0) -> list[Report]:
@@ -215,7 +216,7 @@ class SyncWorker(Worker):
         self._executor = Executor(plan, plan.layout.arrays(shared).arena)
         self._reports: list[Report] = []
 
-    def send(self, order: ReadOrder | WriteOrder | CompactOrder) -> None:
+    def send(self, order: Order) -> None:
         if isinstance(order, ReadOrder):
             self._reports.append(self._executor.finish(order, self._executor.begin(order)))
         else:
@@ -247,7 +248,7 @@ class ThreadWorker(Worker):
         )
         self._thread.start()
 
-    def send(self, order: ReadOrder | WriteOrder | CompactOrder) -> None:
+    def send(self, order: Order) -> None:
         self._orders.put(order)
 
     def receive(self, timeout: float = 0.0) -> list[Report]:
@@ -299,7 +300,7 @@ class ProcessWorker(Worker):
         except (BrokenPipeError, ConnectionResetError):
             self._broken = True  # `alive` tells; whoever looks after the worker starts another
 
-    def send(self, order: ReadOrder | WriteOrder | CompactOrder) -> None:
+    def send(self, order: Order) -> None:
         self._send(order)
 
     def receive(self, timeout: float = 0.0) -> list[Report]:
@@ -350,12 +351,3 @@ WORKERS: dict[str, type[SyncWorker] | type[ThreadWorker] | type[ProcessWorker]] 
     "thread": ThreadWorker,
     "process": ProcessWorker,
 }
-
-
-def wait_for(worker: Worker, seconds: float) -> list[Report]:
-    """Reports of `worker`, waiting up to `seconds` for the first, in short waits so that its death is noticed."""
-    until = time.monotonic() + seconds
-    while True:
-        reports = worker.receive(timeout=min(0.1, max(seconds, 0.001)))
-        if reports or not worker.alive or time.monotonic() >= until:
-            return reports

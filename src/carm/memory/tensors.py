@@ -9,8 +9,9 @@ import torch
 from carm.memory.record import Schema
 
 
-def to_tensors(schema: Schema, fields: dict[str, Any]) -> dict[str, Any]:
-    """numpy fields as tensors that share their memory; variable fields as lists of one-dimensional uint8 tensors."""
+def to_tensors(schema: Schema, fields: Any) -> dict[str, Any]:
+    """Named numpy fields (a dict, or a structured array) as tensors that share their memory; variable fields as lists
+    of one-dimensional uint8 tensors."""
     out: dict[str, Any] = {}
     for f in schema.fields:
         value = fields[f.name]

@@ -35,6 +35,13 @@ def parse_count(name: str, value: object, *, most: int = 2**31 - 2) -> int:
     return number
 
 
+def parse_seed(seed: object) -> int:
+    """A seed as a whole number that is not negative."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or int(seed.__index__()) < 0:
+        raise ValueError(f"seed={seed!r}: must be a whole number, 0 or more")
+    return int(seed.__index__())
+
+
 def format_bytes(size: float) -> str:
     """`size` for people: three significant figures and a binary unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):

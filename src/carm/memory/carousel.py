@@ -1,0 +1,148 @@
+"""Stage R: orders replacements for samples that may leave the RAM tier, and publishes them when they have been read.
+
+An order takes a slot, a stored sample of the same class that is not in RAM, and free blocks; it ends when the worker
+reports. If the slot was given to another sample meanwhile, the replacement is dropped. So slots never change class,
+never wait, and never have two orders.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carm.memory.gate import AutoRatio
+from carm.memory.ram import RamTier
+from carm.memory.stats import Stats
+from carm.memory.store import Store
+from carm.memory.swap import ReadDone, ReadOrder
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Swap:
+    """An order that has not been reported yet."""
+
+    slots: Ints
+    old_ids: Ints
+    handles: NDArray[np.int32]
+    first: Ints  # first block of each incoming record
+    ordered: float
+
+
+class Carousel:
+    """The swaps under way between one RAM tier and one store."""
+
+    def __init__(
+        self,
+        ram: RamTier,
+        store: Store,
+        stats: Stats,
+        rng: np.random.Generator,
+        send: Callable[[ReadOrder], None],
+        auto: AutoRatio | None,
+    ) -> None:
+        self.ram, self.store, self.stats, self.rng, self.auto = ram, store, stats, rng, auto
+        self.outstanding = 0
+        """Swaps under way; at most as many as the RAM tier has spare records."""
+        self.in_flight = np.zeros(ram.table, bool)
+        self.swaps: dict[int, Swap] = {}
+        self._send = send
+        self._ticket = 0
+
+    def order(self, slots: Ints, ids: Ints) -> int:
+        """Order a replacement for each of `slots`, which held the samples `ids` when they were drawn, as far as
+        possible."""
+        ram, store, stats = self.ram, self.store, self.stats
+        stats.picked += len(slots)
+        slots, ids = self._fit(slots, ids)
+        if not len(slots):
+            return 0
+        uniform = self.rng.random(len(slots)).tolist()
+        handles = np.array(store.sets.take_open_each(ram.labels[slots].tolist(), uniform), np.int32)
+        if handles.min() < 0:
+            none = handles < 0
+            stats.dropped["no other sample"] += int(none.sum())
+            slots, ids, handles = slots[~none], ids[~none], handles[~none]
+        sizes = store.sizes[handles].astype(np.int64)
+        blocks = ram.allocate(sizes)
+        while blocks is None:  # only where sizes vary: the last orders make way until the rest fits
+            store.sets.release(int(handles[-1]))
+            stats.dropped["no room"] += 1
+            slots, ids, handles, sizes = slots[:-1], ids[:-1], handles[:-1], sizes[:-1]
+            blocks = ram.allocate(sizes)
+        n = len(slots)
+        if n == 0:
+            return 0
+        self._ticket += 1
+        self.in_flight[slots] = True
+        self.outstanding += n
+        stats.ordered += n
+        stats.deepest = max(stats.deepest, self.outstanding)
+        self.swaps[self._ticket] = Swap(slots, ids, handles, ram.first_blocks(blocks, sizes), time.monotonic())
+        self._send(ReadOrder(self._ticket, store.offsets[handles], sizes, store.sums[handles], blocks))
+        return n
+
+    def _fit(self, slots: Ints, ids: Ints) -> tuple[Ints, Ints]:
+        """Those of `slots` for which an order makes sense now."""
+        dropped = self.stats.dropped
+        busy = self.in_flight[slots]
+        stale = self.ram.ids[slots] != ids
+        unstored = self.ram.handles[slots] < 0
+        unfit = busy | stale | unstored
+        if unfit.any():
+            dropped["stale"] += int(stale.sum())
+            dropped["in flight"] += int((busy & ~stale).sum())
+            dropped["not stored yet"] += int((unstored & ~busy & ~stale).sum())
+            slots, ids = slots[~unfit], ids[~unfit]
+        if len(set(slots.tolist())) < len(slots):  # a batch that somebody put together from two draws
+            _, once = np.unique(slots, return_index=True)
+            dropped["in flight"] += len(slots) - len(once)
+            slots, ids = slots[once], ids[once]
+        room = max(self.ram.spare_records - self.outstanding, 0)
+        if len(slots) > room:
+            dropped["queue full"] += len(slots) - room
+            slots, ids = slots[:room], ids[:room]
+        return slots, ids
+
+    def publish(self, report: ReadDone) -> None:
+        """The worker has read an order's records: show them, unless they are damaged or their slot has changed."""
+        ram, store, stats = self.ram, self.store, self.stats
+        swap = self.swaps.pop(report.ticket)
+        slots, handles, first = swap.slots, swap.handles, swap.first
+        n = len(slots)
+        self.in_flight[slots] = False
+        self.outstanding -= n
+        now = time.monotonic()
+        stats.aged(now - swap.ordered)
+        stats.bytes_read += int(store.sizes[handles].sum())
+        good = report.ok & (ram.ids[slots] == swap.old_ids)
+        if not good.all():
+            bad, late = ~report.ok, report.ok & ~good
+            ram.release(first[~good])
+            store.sets.release_each(handles[late].tolist())
+            stats.dropped["slot changed"] += int(late.sum())
+            if bad.any():
+                stats.dropped["corrupt"] += int(bad.sum())
+                store.discard(handles[bad].tolist())
+            slots, handles, first = slots[good], handles[good], first[good]
+        if len(slots):
+            store.sets.release_each(ram.handles[slots].tolist())
+            ram.swap(slots, first, store.ids[handles], handles)
+            stats.swapped += len(slots)
+        if self.auto is not None:
+            self.auto.completed(n, now, now - swap.ordered)
+
+    def cancel(self) -> None:
+        """The worker is gone, and all orders with it."""
+        for swap in self.swaps.values():
+            self.in_flight[swap.slots] = False
+            self.outstanding -= len(swap.slots)
+            self.stats.dropped["worker died"] += len(swap.slots)
+            self.ram.release(swap.first)
+            self.store.sets.release_each(swap.handles.tolist())
+        self.swaps.clear()

@@ -1,0 +1,91 @@
+"""What `Memory.state_dict` holds, and how a memory becomes what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from carm.memory.errors import CheckpointError
+from carm.memory.keep import load_stored
+from carm.memory.ram import RamTier
+from carm.memory.record import Records, Schema
+from carm.memory.store import Store
+
+VERSION = 1
+
+
+def store_state(store: Store) -> dict[str, Any]:
+    """The store's moment, and the order of its index: random choices depend on it."""
+    order = [(label, opened, torch.from_numpy(store.ids[items])) for label, opened, items in store.sets.order()]
+    return store.checkpoint() | {"order": order, "evict": dict(store.rng.bit_generator.state)}
+
+
+def load_store(store: Store, state: Mapping[str, Any]) -> None:
+    """Take the store back to that moment."""
+    store.restore(dict(state))
+    store.sets.restore([(int(c), int(n), store.handles_of(ids.numpy())) for c, n, ids in state["order"]])
+    store.rng.bit_generator.state = state["evict"]
+
+
+def ram_state(ram: RamTier) -> dict[str, Any]:
+    """Which sample is in which slot; bytes only of samples that are nowhere else."""
+    used = ram.used()
+    loose = used[ram.handles[used] < 0]
+    data, starts = ram.read(loose)
+    return {
+        "ids": torch.from_numpy(ram.ids.copy()),
+        "limit": ram.limit,
+        "order": [(label, opened, torch.from_numpy(items)) for label, opened, items in ram.sets.order()],
+        "loose": torch.from_numpy(loose),
+        "loose_labels": torch.from_numpy(ram.labels[loose]),
+        "loose_bytes": torch.from_numpy(data.copy()),
+        "loose_starts": torch.from_numpy(starts),
+        "loose_sizes": torch.from_numpy(ram.arrays.sizes[ram.rows(loose)].astype(np.int64)),
+    }
+
+
+def load_ram(ram: RamTier, store: Store | None, state: Mapping[str, Any]) -> None:
+    """Fill an empty RAM tier: stored samples are read from the store, which holds them already."""
+    ids, loose = state["ids"].numpy(), state["loose"].numpy()
+    if len(ids) > ram.table:
+        raise CheckpointError(f"the state has {len(ids)} slots, and there is room for {ram.table}")
+    stored = np.setdiff1d(np.flatnonzero(ids >= 0), loose)
+    if len(stored):
+        handles = store.handles_of(ids[stored]) if store is not None else np.full(len(stored), -1)
+        if (
+            store is None
+            or (handles < 0).any()
+            or load_stored(ram, store, stored, handles.astype(np.int32)) < len(stored)
+        ):
+            raise CheckpointError(
+                "samples that were in RAM are missing from storage or damaged; this is no exact way back"
+            )
+    if len(loose):
+        sizes, labels = state["loose_sizes"].numpy(), state["loose_labels"].numpy()
+        blocks = ram.allocate(sizes)
+        if blocks is None:
+            raise CheckpointError(f"the state has {int(sizes.sum())} bytes of samples, and there is no room for them")
+        records = Records(state["loose_bytes"].numpy(), state["loose_starts"].numpy(), sizes, labels)
+        ram.write(records, np.arange(len(loose)), blocks)
+        ram.publish(loose, ram.first_blocks(blocks, sizes), labels, ids[loose], np.full(len(loose), -1, np.int32))
+    ram.sets.restore([(int(c), int(n), items.numpy()) for c, n, items in state["order"]])
+    ram.limit = int(state["limit"])
+
+
+def check(state: Mapping[str, Any], schema: Schema | None, store: Store | None) -> None:
+    """Raise CheckpointError if `state` cannot be loaded into a memory with this schema and store."""
+    if state.get("version") != VERSION:
+        raise CheckpointError(
+            f"not a state of carm.Memory, or one of a newer version: version={state.get('version')!r}"
+        )
+    if state["schema"] is None:
+        return
+    if (state["storage"] is None) != (store is None):
+        had = "without storage" if state["storage"] is None else "with storage"
+        raise CheckpointError(f"the state is of a memory {had}, and this one has {'none' if store is None else 'some'}")
+    saved = Schema.from_json(state["schema"])
+    if schema is not None and saved != schema:
+        raise CheckpointError(f"the state is of samples {saved}, and this memory holds {schema}")

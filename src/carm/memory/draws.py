@@ -1,0 +1,68 @@
+"""Random subsets, many at a time.
+
+A training loop draws the same number of slots from the same number of slots again and again. `Generator.choice` spends
+most of its time on the call, not on the numbers, and would cost as much as copying the samples; so a block of subsets
+is drawn with a few vectorised steps, and handed out one by one. What is left of the block is part of the state, so that
+a restored run goes on with the very same draws.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+_BLOCK = 32  # subsets per block
+_SCRATCH = 1 << 20  # most cells of scratch memory
+
+
+class Draws:
+    """Uniform random subsets of {0, ..., count - 1}, independent of each other."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self._key = (0, 0)
+        self._block: Ints = np.zeros((0, 0), np.int64)
+        self._at = 0
+
+    def subset(self, count: int, n: int) -> Ints:
+        """`n` different numbers below `count`, in no particular order."""
+        if self._key != (count, n) or self._at == len(self._block):
+            self._key = count, n
+            self._block = self._draw(count, n)
+            self._at = 0
+        out: Ints = self._block[self._at]
+        self._at += 1
+        return out
+
+    def _draw(self, count: int, n: int) -> Ints:
+        rows = min(_BLOCK, _SCRATCH // count)
+        if rows < 4 or n > count // 2:  # hard to do in one go, and the copy dwarfs the call anyway
+            return self.rng.choice(count, n, replace=False)[None, :]
+        # Every cell takes a random number; where two of a row are equal, one of them tries again until all differ. This
+        # treats all numbers alike, so every subset is equally likely.
+        shift = np.repeat(np.arange(rows, dtype=np.int64) * count, n)
+        values = (self.rng.random(rows * n) * count).astype(np.int64) + shift
+        owner = np.full(rows * count, -1, np.int32)
+        todo = np.arange(rows * n, dtype=np.int32)
+        wanted = values
+        while True:
+            free = owner[wanted] < 0
+            owner[wanted[free]] = todo[free]
+            todo = todo[owner[wanted] != todo]
+            if not len(todo):
+                return (values - shift).reshape(rows, n)
+            wanted = (self.rng.random(len(todo)) * count).astype(np.int64) + shift[todo]
+            values[todo] = wanted
+
+    def state_dict(self) -> dict[str, Any]:
+        left = torch.from_numpy(self._block[self._at :].copy())
+        return {"rng": dict(self.rng.bit_generator.state), "key": list(self._key), "left": left}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rng.bit_generator.state = state["rng"]
+        self._key = (int(state["key"][0]), int(state["key"][1]))
+        self._block, self._at = state["left"].numpy().copy(), 0

@@ -1,0 +1,121 @@
+"""Stage M: puts samples into the RAM tier, where the selection wants them, and makes room if they are large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carm.memory.ram import RamTier
+from carm.memory.record import Records
+from carm.memory.stats import Stats
+from carm.memory.store import Store
+
+Ints = NDArray[np.int64]
+
+
+class Keeper:
+    """Writes chosen samples into slots of one RAM tier."""
+
+    def __init__(
+        self, ram: RamTier, store: Store | None, stats: Stats, rng: np.random.Generator, drain: Callable[[], None]
+    ) -> None:
+        self.ram, self.store, self.stats, self.rng = ram, store, stats, rng
+        self.tight = False
+        """Whether large records filled the blocks before the slots; then `RamTier.settle` is due."""
+        self._drain = drain
+
+    def keep(self, records: Records, slots: Ints, ids: Ints) -> None:
+        """Put record i into `slots[i]` where that is not -1. Slots of samples that do not fit at all become -1."""
+        ram = self.ram
+        chosen = np.flatnonzero(slots >= 0)
+        need = ram.blocks_for(records.sizes)
+        at = 0
+        while at < len(chosen):
+            # As many at a time as there are free blocks: each piece frees the blocks of what it replaces.
+            fits = int(np.searchsorted(np.cumsum(need[chosen[at:]]), ram.free_blocks, side="right"))
+            if fits == 0:
+                if not self._make_room(slots[chosen[at:]], slots[chosen[:at]], int(need[chosen[at]])):
+                    self.stats.dropped["too large for RAM"] += 1
+                    slots[chosen[at]] = -1
+                    at += 1
+                continue
+            part = chosen[at : at + fits]
+            blocks = ram.allocate(records.sizes[part])
+            assert blocks is not None
+            ram.write(records, part, blocks)
+            self.leave(slots[part])
+            first = ram.first_blocks(blocks, records.sizes[part])
+            ram.publish(slots[part], first, records.labels[part], ids[part], np.full(len(part), -1, np.int32))
+            at += fits
+
+    def _make_room(self, coming: Ints, placed: Ints, need: int) -> bool:
+        """Empty slots until `need` blocks are free: first those that are overwritten anyway, then the largest
+        class's."""
+        ram = self.ram
+        for slot in coming.tolist():
+            if ram.free_blocks >= need:
+                return True
+            if ram.ids[slot] >= 0:
+                self.empty(slot)
+        if ram.free_blocks < need:
+            self._drain()  # blocks on order come free, one way or the other
+        spared = set(placed.tolist())
+        while ram.free_blocks < need:
+            label = ram.sets.largest(u=self.rng.random())
+            members = [] if label is None else [s for s in ram.sets.members(label).tolist() if s not in spared]
+            if not members:
+                return False
+            self.empty(members[int(self.rng.random() * len(members))])
+            self.stats.squeezed += 1
+            self.tight = True
+        return True
+
+    def empty(self, slot: int) -> None:
+        """Take the sample in `slot` out of RAM."""
+        self.leave(np.array([slot]))
+        self.ram.clear(np.array([slot]))
+
+    def leave(self, slots: Ints) -> None:
+        """The samples in `slots` are leaving RAM: storage may choose them again."""
+        if self.store is not None:
+            handles = self.ram.handles[slots]
+            self.store.sets.release_each(handles[handles >= 0].tolist())
+
+
+def load_stored(ram: RamTier, store: Store, slots: Ints, handles: NDArray[np.int32]) -> int:
+    """Read stored samples, which are held already, into empty slots; returns how many came whole and fitted."""
+    came = 0
+    for at in range(0, len(handles), 1024):
+        here, into = handles[at : at + 1024], slots[at : at + 1024]
+        data, starts, ok = store.fetch(here)
+        if not ok.all():
+            store.discard(here[~ok].tolist())
+            here, into, starts = here[ok], into[ok], starts[ok]
+        sizes = store.sizes[here].astype(np.int64)
+        labels = np.array([store.sets.label(h) for h in here.tolist()], np.int64)
+        blocks = ram.allocate(sizes)
+        if blocks is None:
+            store.sets.release_each([*here.tolist(), *handles[at + 1024 :].tolist()])
+            break
+        ram.write(Records(data, starts, sizes, labels), np.arange(len(here)), blocks)
+        ram.publish(into, ram.first_blocks(blocks, sizes), labels, store.ids[here], here)
+        came += len(here)
+    return came
+
+
+def choose_balanced(ram: RamTier, store: Store, room: int, rng: np.random.Generator) -> NDArray[np.int32]:
+    """Up to `room` open samples of the store, held from now on, that make the classes in RAM as equal as possible."""
+    counts = {label: ram.sets.count(label) for label in store.sets.labels}
+    out: list[int] = []
+    uniform = rng.random(room).tolist()
+    while len(out) < room and counts:
+        label = min(counts, key=lambda c: counts[c])
+        handle = store.sets.take_open(label, uniform[len(out)])
+        if handle < 0:
+            del counts[label]
+            continue
+        counts[label] += 1
+        out.append(handle)
+    return np.array(out, np.int32)
