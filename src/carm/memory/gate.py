@@ -166,8 +166,7 @@ class AutoRatio:
         window = rate * (1.25 * delay + 2 * step)
 
     - `rate` is the throughput in swaps per second. When orders are left over from the last step, storage was busy all
-      the time, and the rate follows what was completed. When none are left, that was only a lower bound; and if the
-      last step had been held back, storage was idle because of us, and the rate is raised by a tenth.
+      the time, and the rate follows what was completed. When none are left, that was only a lower bound.
     - `delay` is how long an order takes that has none ahead of it: the smallest age seen.
     - `step` is the time between two steps. Orders are placed, and found completed, only once per step; two of them make
       up for that, and are what queueing may cost.
@@ -178,8 +177,8 @@ class AutoRatio:
     falls and the window with it, down to 2 orders, which are enough to notice that it has recovered. No step orders
     more than 1.5 times what a step completes: even orders keep storage busier than the same number in bursts.
 
-    Queueing hides the delay, and it may have changed. When for three seconds no order was about as quick as `delay`,
-    the window is closed to a single order until one has come back that had none ahead of it: its age is the delay.
+    Queueing hides the delay, and it may have changed. When for some seconds (3 to 30, by the delay) no order was about
+    as quick as `delay`, the window is closed to one order until one has come back that had none ahead of it.
     """
 
     def __init__(self) -> None:
@@ -189,7 +188,6 @@ class AutoRatio:
         self.step = 0.0
         self._last = math.inf  # when the last step was
         self._done, self._age = 0, 0.0  # completed since then, and the largest age among them
-        self._held_back = False  # did the last step get fewer than it asked for
         self._confirmed = math.inf  # when an order was last as quick as `delay`
         self._closed = False  # the window is closed to measure the delay anew ...
         self._drained = math.inf  # ... and since then one order is under way at most
@@ -213,18 +211,15 @@ class AutoRatio:
             # A pause, for an evaluation say, is not a step.
             self.step += 0.1 * (min(dt, 4.0 * self.step) - self.step) if self.step else dt
             if not outstanding:
-                raised = 1.1 * self.rate if self._held_back and self._done else self.rate
-                self.rate = max(raised, self._done / max(dt, self._age))
+                self.rate = max(self.rate, self._done / max(dt, self._age))
             elif not self._closed:
                 self.rate += 0.1 * (self._done / dt - self.rate)
         self._done, self._age = 0, 0.0
         if self.delay < math.inf:
             self.window = max(2.0, self.rate * (1.25 * self.delay + 2.0 * self.step))
-            self._closed |= now - self._confirmed > max(3.0, 100.0 * self.step, 40.0 * self.delay)
+            self._closed |= now - self._confirmed > max(100.0 * self.step, min(max(3.0, 40.0 * self.delay), 30.0))
         if self._closed and outstanding <= 1:
             self._drained = min(self._drained, now)
         window = 1 if self._closed else math.ceil(self.window)
         paced = max(2, math.ceil(1.5 * self.rate * self.step))
-        allowed = min(n, paced, max(window - outstanding, 0))
-        self._held_back = allowed < n and not self._closed
-        return allowed
+        return min(n, paced, max(window - outstanding, 0))
