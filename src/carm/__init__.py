@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from carm.memory.batch import Batch
     from carm.memory.errors import (
         CarmError,
         CheckpointError,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from carm.memory.gate import AutoRatio, Dynamic, Entropy, Gate, Random, Signals
-    from carm.memory.memory import Batch, Memory
+    from carm.memory.memory import Memory
     from carm.memory.ram import RamReader
     from carm.memory.record import Field, Schema
     from carm.memory.select import GreedyBalanced, Herding, Reservoir, Ring, Selection, UncertaintySpread
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "carm.memory.memory": ("Memory", "Batch"),
+    "carm.memory.memory": ("Memory",),
+    "carm.memory.batch": ("Batch",),
     "carm.memory.record": ("Field", "Schema"),
     "carm.memory.ram": ("RamReader",),
     "carm.memory.store": ("Store",),

@@ -10,7 +10,7 @@ Three engines with one interface; `choose` times them on the store's own extents
     preadv   a few threads that call preadv: works everywhere.
 
 A read has two halves, `begin` and `finish`, so that several can be under way. What `finish` returns is valid until the
-engine's next `begin` with the same ticket's place.
+engine's next `begin`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Engine(ABC):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._staging = [_Staging() for _ in range(DEPTH)]
-        self._next = 0
+        self._staging: list[_Staging] = []
+        self._taken: set[int] = set()
 
     @abstractmethod
     def begin(self, offsets: Ints, sizes: Ints) -> Any:
@@ -76,10 +76,15 @@ class Engine(ABC):
     def close(self) -> None:
         """Let go of the file."""
 
-    def _place(self, starts_end: int) -> tuple[int, Bytes]:
-        place = self._next
-        self._next = (place + 1) % DEPTH
-        return place, self._staging[place].reserve(starts_end)
+    def _take(self, size: int) -> tuple[int, Bytes]:
+        """A place for a read: its number, and `size` bytes of staging memory."""
+        place = next(p for p in range(DEPTH + 1) if p not in self._taken)
+        if place == DEPTH:
+            raise RuntimeError(f"more than {DEPTH} reads begun and not finished")
+        self._taken.add(place)
+        while place >= len(self._staging):
+            self._staging.append(_Staging())
+        return place, self._staging[place].reserve(size)
 
 
 def _spread(sizes: Ints) -> tuple[Ints, int]:
@@ -94,7 +99,7 @@ def _spread(sizes: Ints) -> tuple[Ints, int]:
 _IOCB = np.dtype(
     [
         *[("data", "<u8"), ("key", "<u4"), ("rw_flags", "<i4"), ("opcode", "<u2"), ("priority", "<i2"), ("fd", "<u4")],
-        *[("buf", "<u8"), ("nbytes", "<u8"), ("offset", "<i8"), ("reserved", "<u8"), ("flags", "<u4"), ("resfd", "<u4")],
+        *[("buf", "<u8"), ("nbytes", "<u8"), ("offset", "<i8"), ("unused", "<u8"), ("flags", "<u4"), ("resfd", "<u4")],
     ]
 )
 _EVENT = np.dtype([("data", "<u8"), ("obj", "<u8"), ("res", "<i8"), ("res2", "<i8")])
@@ -192,8 +197,8 @@ class AioEngine(Engine):
         self._kernel = _Kernel()
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-            self._rings = [_Ring(self._kernel) for _ in range(DEPTH)]
             self._align = self._alignment()
+            self.read(np.zeros(1, np.int64), np.full(1, self._align, np.int64))  # some file systems refuse only now
         except OSError:
             self.close()
             raise
@@ -210,25 +215,33 @@ class AioEngine(Engine):
                     raise
         raise OSError(errno.EINVAL, f"{self.path}: O_DIRECT wants more than 4096-byte alignment")
 
+    def _ring(self, place: int) -> _Ring:
+        """The ring of a place, made when first needed: the kernel gives out a limited number (fs.aio-max-nr)."""
+        while place >= len(self._rings):
+            self._rings.append(_Ring(self._kernel))
+        return self._rings[place]
+
     def begin(self, offsets: Ints, sizes: Ints) -> Any:
         unit = self._align
         first = offsets // unit * unit
         length = -(-(offsets + sizes) // unit) * unit - first
         starts, end = _spread(length)  # lengths are multiples of the unit, so every start is aligned to it
-        place, data = self._place(end)
-        ring = self._rings[place]
+        place, data = self._take(end)
+        ring = self._ring(place)
         under_way = min(len(offsets), _RING)
         addresses = data.ctypes.data + starts
         ring.submit(self.fd, first[:under_way], length[:under_way], addresses[:under_way])
-        return ring, data, starts + (offsets - first), first, length, addresses, sizes + (offsets - first), under_way
+        skip = offsets - first
+        return place, ring, data, starts + skip, first, length, addresses, sizes + skip, under_way
 
     def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
-        ring, data, starts, first, length, addresses, needed, under_way = ticket
+        place, ring, data, starts, first, length, addresses, needed, under_way = ticket
         got = ring.wait(under_way)
         for at in range(under_way, len(first), _RING):
             part = slice(at, at + _RING)
             ring.submit(self.fd, first[part], length[part], addresses[part])
             got = np.concatenate((got, ring.wait(len(first[part]))))
+        self._taken.remove(place)
         return data, starts, got >= needed
 
     def close(self) -> None:
@@ -255,22 +268,24 @@ class MappedEngine(Engine):
         self._data: Bytes = np.zeros(0, np.uint8)
 
     def begin(self, offsets: Ints, sizes: Ints) -> Any:
-        return offsets, sizes
+        starts, end = _spread(sizes)
+        return *self._take(end), offsets, sizes, starts, end
 
     def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
-        offsets, sizes = ticket
+        place, out, offsets, sizes, starts, end = ticket
+        self._taken.remove(place)
         # Touching a page beyond the end of the file would kill the process, so its length is asked for every time.
         length = os.fstat(self.fd).st_size
         ends = offsets + sizes
         if len(self._data) < length and len(ends) and int(ends.max()) > len(self._data):
             self._data = np.frombuffer(mmap.mmap(self.fd, length, prot=mmap.PROT_READ), np.uint8)
         ok = ends <= length
-        starts, end = _spread(sizes)
-        _, out = self._place(end)
         size = int(sizes[0]) if len(sizes) else 0
         stride = -(-size // 512) * 512
-        if size and ok.all() and (sizes == size).all() and not (offsets % stride).any():
-            rows = self._data[: len(self._data) // stride * stride].reshape(-1, stride)
+        # (A record may end the file where its last unit does not: then it is in no whole row.)
+        rows_end = len(self._data) // stride * stride if stride else 0
+        if size and ok.all() and (sizes == size).all() and not (offsets % stride).any() and offsets.max() < rows_end:
+            rows = self._data[:rows_end].reshape(-1, stride)
             np.take(rows, offsets // stride, axis=0, out=out[:end].reshape(-1, stride), mode="clip")
             return out, starts, ok
         for offset, size, start, fits in zip(
@@ -300,7 +315,7 @@ class PreadvEngine(Engine):
 
     def begin(self, offsets: Ints, sizes: Ints) -> Any:
         starts, end = _spread(sizes)
-        _, data = self._place(end)
+        place, data = self._take(end)
         ok = np.zeros(len(offsets), bool)
         view = data.data
         share = -(-len(offsets) // self.threads) or 1
@@ -308,7 +323,7 @@ class PreadvEngine(Engine):
             self._pool.submit(self._read_some, view, offsets[part], sizes[part], starts[part], ok[part])
             for part in (slice(at, at + share) for at in range(0, len(offsets), share))
         ]
-        return jobs, data, starts, ok
+        return place, jobs, data, starts, ok
 
     def _read_some(self, view: memoryview, offsets: Ints, sizes: Ints, starts: Ints, ok: Bools) -> None:
         for i, (offset, size, start) in enumerate(zip(offsets.tolist(), sizes.tolist(), starts.tolist(), strict=True)):
@@ -316,9 +331,10 @@ class PreadvEngine(Engine):
                 ok[i] = os.preadv(self.fd, [view[start : start + size]], offset) == size
 
     def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
-        jobs, data, starts, ok = ticket
+        place, jobs, data, starts, ok = ticket
         for job in jobs:
             job.result()
+        self._taken.remove(place)
         return data, starts, ok
 
     def close(self) -> None:

@@ -9,6 +9,16 @@ import torch
 from numpy.typing import NDArray
 
 
+class UnknownFields(dict[str, Any]):
+    """The fields of a batch of no samples, drawn before anyone knows what fields samples have.
+
+    Each is an empty tensor that `torch.cat` takes together with anything, so a training loop needs no first-step case.
+    """
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.bool)
+
+
 class Batch:
     """Named fields, one row per sample: `batch.x`, `batch.y`, `batch["logits"]`.
 
@@ -38,6 +48,8 @@ class Batch:
         return self.fields[name]
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         try:
             return self.fields[name]
         except KeyError:

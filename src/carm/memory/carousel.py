@@ -55,8 +55,7 @@ class Carousel:
         self._ticket = 0
 
     def order(self, slots: Ints, ids: Ints) -> int:
-        """Order a replacement for each of `slots`, which held the samples `ids` when they were drawn, as far as
-        possible."""
+        """Order a replacement for each of `slots`, which hold the samples `ids`, as far as possible."""
         ram, store, stats = self.ram, self.store, self.stats
         stats.picked += len(slots)
         slots, ids = self._fit(slots, ids)
@@ -91,13 +90,11 @@ class Carousel:
         """Those of `slots` for which an order makes sense now."""
         dropped = self.stats.dropped
         busy = self.in_flight[slots]
-        stale = self.ram.ids[slots] != ids
         unstored = self.ram.handles[slots] < 0
-        unfit = busy | stale | unstored
+        unfit = busy | unstored
         if unfit.any():
-            dropped["stale"] += int(stale.sum())
-            dropped["in flight"] += int((busy & ~stale).sum())
-            dropped["not stored yet"] += int((unstored & ~busy & ~stale).sum())
+            dropped["in flight"] += int(busy.sum())
+            dropped["not stored yet"] += int((unstored & ~busy).sum())
             slots, ids = slots[~unfit], ids[~unfit]
         if len(set(slots.tolist())) < len(slots):  # a batch that somebody put together from two draws
             _, once = np.unique(slots, return_index=True)
@@ -112,7 +109,9 @@ class Carousel:
     def publish(self, report: ReadDone) -> None:
         """The worker has read an order's records: show them, unless they are damaged or their slot has changed."""
         ram, store, stats = self.ram, self.store, self.stats
-        swap = self.swaps.pop(report.ticket)
+        swap = self.swaps.pop(report.ticket, None)
+        if swap is None:  # Ctrl-C came when this report was looked at before
+            return
         slots, handles, first = swap.slots, swap.handles, swap.first
         n = len(slots)
         self.in_flight[slots] = False

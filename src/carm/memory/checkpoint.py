@@ -12,6 +12,7 @@ from carm.memory.errors import CheckpointError
 from carm.memory.keep import load_stored
 from carm.memory.ram import RamTier
 from carm.memory.record import Records, Schema
+from carm.memory.select import Selection
 from carm.memory.store import Store
 
 VERSION = 1
@@ -20,7 +21,8 @@ VERSION = 1
 def store_state(store: Store) -> dict[str, Any]:
     """The store's moment, and the order of its index: random choices depend on it."""
     order = [(label, opened, torch.from_numpy(store.ids[items])) for label, opened, items in store.sets.order()]
-    return store.checkpoint() | {"order": order, "evict": dict(store.rng.bit_generator.state)}
+    counters = {"evicted": store.evicted, "corrupt": store.corrupt}
+    return store.checkpoint() | counters | {"order": order, "evict": dict(store.rng.bit_generator.state)}
 
 
 def load_store(store: Store, state: Mapping[str, Any]) -> None:
@@ -28,6 +30,7 @@ def load_store(store: Store, state: Mapping[str, Any]) -> None:
     store.restore(dict(state))
     store.sets.restore([(int(c), int(n), store.handles_of(ids.numpy())) for c, n, ids in state["order"]])
     store.rng.bit_generator.state = state["evict"]
+    store.evicted, store.corrupt = state["evicted"], state["corrupt"]
 
 
 def ram_state(ram: RamTier) -> dict[str, Any]:
@@ -35,7 +38,9 @@ def ram_state(ram: RamTier) -> dict[str, Any]:
     used = ram.used()
     loose = used[ram.handles[used] < 0]
     data, starts = ram.read(loose)
+    layout = ram.layout
     return {
+        "layout": [layout.capacity, layout.blocks, layout.block, ram.spare],
         "ids": torch.from_numpy(ram.ids.copy()),
         "limit": ram.limit,
         "order": [(label, opened, torch.from_numpy(items)) for label, opened, items in ram.sets.order()],
@@ -47,11 +52,15 @@ def ram_state(ram: RamTier) -> dict[str, Any]:
     }
 
 
+def make_ram(schema: Schema, state: Mapping[str, Any]) -> RamTier:
+    """An empty RAM tier of the size that it had: from typical sizes of samples now, it would get another."""
+    slots, blocks, block, spare = map(int, state["layout"])
+    return RamTier(schema, slots, blocks=blocks, block=block, spare=spare)
+
+
 def load_ram(ram: RamTier, store: Store | None, state: Mapping[str, Any]) -> None:
     """Fill an empty RAM tier: stored samples are read from the store, which holds them already."""
     ids, loose = state["ids"].numpy(), state["loose"].numpy()
-    if len(ids) > ram.table:
-        raise CheckpointError(f"the state has {len(ids)} slots, and there is room for {ram.table}")
     stored = np.setdiff1d(np.flatnonzero(ids >= 0), loose)
     if len(stored):
         handles = store.handles_of(ids[stored]) if store is not None else np.full(len(stored), -1)
@@ -75,13 +84,20 @@ def load_ram(ram: RamTier, store: Store | None, state: Mapping[str, Any]) -> Non
     ram.limit = int(state["limit"])
 
 
-def check(state: Mapping[str, Any], schema: Schema | None, store: Store | None) -> None:
-    """Raise CheckpointError if `state` cannot be loaded into a memory with this schema and store."""
+def check(
+    state: Mapping[str, Any], schema: Schema | None, ram: RamTier | None, store: Store | None, select: Selection
+) -> None:
+    """Raise CheckpointError if `state` cannot be loaded into a memory of these parts."""
     if state.get("version") != VERSION:
         raise CheckpointError(
             f"not a state of carm.Memory, or one of a newer version: version={state.get('version')!r}"
         )
+    kind = state["select"].get("kind", type(select).__name__)
+    if kind != type(select).__name__:
+        raise CheckpointError(f"the state is of select={kind}(), and this memory has select={type(select).__name__}()")
     if state["schema"] is None:
+        if ram is not None:
+            raise CheckpointError("the state is of a memory to which nothing had been added; open a new one instead")
         return
     if (state["storage"] is None) != (store is None):
         had = "without storage" if state["storage"] is None else "with storage"
@@ -89,3 +105,5 @@ def check(state: Mapping[str, Any], schema: Schema | None, store: Store | None) 
     saved = Schema.from_json(state["schema"])
     if schema is not None and saved != schema:
         raise CheckpointError(f"the state is of samples {saved}, and this memory holds {schema}")
+    if store is not None and store.schema is None:
+        raise CheckpointError(f"the state is of another store than the one in {store.directory}, which is empty")

@@ -1,6 +1,11 @@
-"""What can go wrong, by what the caller can do about it. Every message says what happened, with which value, and what to do."""
+"""What can go wrong, by what the caller can do about it. Every message says what happened, with which value, and what
+to do."""
 
 from __future__ import annotations
+
+import os
+import sys
+import warnings
 
 
 class CarmError(Exception):
@@ -33,3 +38,14 @@ class CheckpointError(CarmError):
 
 class WorkerError(CarmError):
     """The swap worker failed; the message holds its traceback. It has been started again."""
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn about the line of the user's that led here, from however deep in this package."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

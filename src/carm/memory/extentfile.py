@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from carm.memory import directory as directories
+from carm.memory.extents import UNIT
 from carm.memory.record import Bytes
 
 NAME = "extents.dat"
 _STEP = 4 << 20  # the file grows by whole steps, so that most appends change no file size
+_SPARE = 16 << 20  # of the device, for the catalogue; less on small ones
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the kernel says when there is no room: on the device, in the quota, under the process's file size limit."""
 
@@ -25,7 +28,10 @@ class ExtentFile:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / NAME
+        created = not self.path.exists()
         self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if created:
+            directories.sync(directory)
         self.size = os.fstat(self.fd).st_size
 
     def reserve(self, end: int, limit: int | None = None) -> None:
@@ -35,20 +41,29 @@ class ExtentFile:
         """
         if end <= self.size:
             return
-        for step in (_STEP, 4096):  # near the limit, take only what is needed
+        least = -(-end // UNIT) * UNIT
+        for step in (_STEP, 4096):  # near the end of the device, take only what is needed
             size = -(-end // step) * step
-            if limit is not None and size > limit and step > 4096:
-                continue
+            if limit is not None:
+                size = max(least, min(size, limit // UNIT * UNIT))
             try:
+                self._check_device(size - self.size)
                 os.posix_fallocate(self.fd, self.size, size - self.size)
             except OSError as error:
                 if error.errno in FULL and step > 4096:
                     continue
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                     raise
-                os.ftruncate(self.fd, size)
+                os.ftruncate(self.fd, max(size, os.fstat(self.fd).st_size))
             self.size = size
             return
+
+    def _check_device(self, growth: int) -> None:
+        """Leave room on the device for the catalogue: where it cannot commit, nothing can even be evicted."""
+        device = os.fstatvfs(self.fd)
+        spare = min(max(device.f_blocks * device.f_frsize // 16, _SPARE // 16), _SPARE)
+        if device.f_blocks and device.f_bavail * device.f_frsize - growth < spare:
+            raise OSError(errno.ENOSPC, "no room for the extent file", str(self.path))
 
     def write(self, data: Bytes, starts: Ints, sizes: Ints, offsets: Ints, limit: int | None = None) -> None:
         """Write record i of `data` at `offsets[i]`, and return when all are on the device."""
@@ -56,11 +71,11 @@ class ExtentFile:
             return
         self.reserve(int((offsets + sizes).max()), limit)
         order = np.argsort(offsets, kind="stable")
-        view = memoryview(data)
+        view = data.data
         run: list[memoryview] = []
         run_start = run_end = -1
-        # Neighbouring extents go out in one call. The gap between a record's end and the next extent is never read as data:
-        # it is filled with zeros only to keep the run in one piece.
+        # Neighbouring extents go out in one call. The gap between a record's end and the next extent is never read as
+        # data: it is filled with zeros only to keep the run in one piece.
         for i in order.tolist():
             offset, size, start = int(offsets[i]), int(sizes[i]), int(starts[i])
             gap = offset - run_end
@@ -85,7 +100,8 @@ class ExtentFile:
                 run[0] = run[0][written:]
 
     def forget(self) -> None:
-        """Ask the kernel not to keep the file in its cache: memory that nobody counts, and that swapping would not use."""
+        """Ask the kernel not to keep the file in its cache: memory that nobody counts, and that swapping would not
+        use."""
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,11 +1,13 @@
 """Sets of small integers, one set per class, with O(1) random choice and removal.
 
-The memory keeps two of them: the slots of the RAM tier by class, and the entries of the storage tier by class. Each class's
-members lie side by side in one array, split in two: first the *open* members, then the *held* ones. For the storage tier "held"
-means "in RAM now, or on its way": a replacement and an eviction victim are both drawn from the open part, so neither can ever
-touch a sample that RAM shows. Moving a member across the split, like removing it, is one exchange of two array items.
+The memory keeps two of them: the slots of the RAM tier by class, and the entries of the storage tier by class. Each
+class's members lie side by side in one array, split in two: first the *open* members, then the *held* ones. For the
+storage tier "held" means "in RAM now, or on its way": a replacement and an eviction victim are both drawn from the open
+part, so neither can ever touch a sample that RAM shows. Moving a member across the split, like removing it, is one
+exchange of two array items.
 
-Items are read and written one at a time, through memoryviews: for single items they are three times as fast as numpy indexing.
+Items are read and written one at a time, through memoryviews: for single items they are three times as fast as numpy
+indexing.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ class _Members:
 
     def __init__(self) -> None:
         self.items = np.zeros(8, np.int32)
-        self.view = memoryview(self.items)
+        self.view = self.items.data
         self.open = 0
         self.total = 0
 
     def reserve(self, total: int) -> None:
         if total > len(self.items):
             self.items = grown(self.items, total).astype(np.int32, copy=False)
-            self.view = memoryview(self.items)
+            self.view = self.items.data
 
 
 class ClassSets:
@@ -52,8 +54,8 @@ class ClassSets:
         self._views()
 
     def _views(self) -> None:
-        self._c = memoryview(self._class_of)
-        self._p = memoryview(self._position)
+        self._c = self._class_of.data
+        self._p = self._position.data
 
     def reserve(self, capacity: int) -> None:
         """Make room for integers below `capacity`."""
@@ -134,6 +136,10 @@ class ClassSets:
     def __contains__(self, item: int) -> bool:
         return 0 <= item < len(self._class_of) and self._c[item] >= 0
 
+    def contains(self, items: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Which of `items` are in a set."""
+        return np.asarray(self._class_of[items] >= 0)
+
     def items(self) -> NDArray[np.int64]:
         """All members of all classes, ascending."""
         return np.flatnonzero(self._class_of >= 0)
@@ -152,6 +158,11 @@ class ClassSets:
     def is_open(self, item: int) -> bool:
         return self._p[item] < self._classes[self._c[item]].open
 
+    def are_open(self, items: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Which of these members are open."""
+        opened = np.array([m.open for m in self._classes.values()], np.int32)
+        return np.asarray(self._position[items] < opened[self._class_of[items]])
+
     def count(self, label: int) -> int:
         """How many members `label` has."""
         number = self._numbers.get(label)
@@ -168,7 +179,7 @@ class ClassSets:
         if number is None:
             return np.zeros(0, np.int32)
         members = self._classes[number]
-        return members.items[: members.total].copy()
+        return np.array(members.items[: members.total])
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
@@ -193,7 +204,8 @@ class ClassSets:
         return item
 
     def take_open_each(self, labels: Iterable[int], uniform: Iterable[float]) -> list[int]:
-        """`take_open` for each label in turn. The same steps, written out: a swap makes this choice for every sample."""
+        """`take_open` for each label in turn. The same steps, written out: a swap makes this choice for every
+        sample."""
         out: list[int] = []
         numbers, classes, position = self._numbers, self._classes, self._p
         for label, u in zip(labels, uniform, strict=True):
@@ -240,7 +252,8 @@ class ClassSets:
 
     def largest(self, *, openly: bool = False, u: float = 0.0) -> int | None:
         """The label with most members (with `openly`: among those that have an open one); ties are broken with `u`."""
-        best, ties = 0, []
+        best = 0
+        ties: list[int] = []
         for name, members in zip(self._names, self._classes.values(), strict=True):
             if members.total < best or members.total == 0 or (openly and members.open == 0):
                 continue
@@ -258,7 +271,8 @@ class ClassSets:
         return sum(a.nbytes for a in arrays)
 
     def order(self) -> list[tuple[int, int, NDArray[np.int32]]]:
-        """Every class as (label, number of open members, members in order): what `restore` needs for identical choices."""
+        """Every class as (label, number of open members, members in order): what `restore` needs for identical
+        choices."""
         return [
             (name, m.open, m.items[: m.total].copy())
             for name, m in zip(self._names, self._classes.values(), strict=True)

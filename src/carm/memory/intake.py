@@ -1,18 +1,20 @@
 """Stage S: the stream buffer on its way to storage.
 
-Samples collect until they are worth a commit, then go out together; while one write is under way the next collects, so
-on a slow device batches grow by themselves. A sample counts (may be a replacement, may be evicted) once it is on the
-device.
+Samples collect until they are worth a commit or have waited long enough, then go out together; while one write is under
+way the next collects, so on a slow device batches grow by themselves. A sample counts (may be a replacement, may be
+evicted) once it is on the device.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from carm.memory.carousel import Carousel
 from carm.memory.errors import StoreFull
 from carm.memory.ram import RamTier
 from carm.memory.record import Records
@@ -32,8 +34,11 @@ class StreamBuffer:
     slots: list[Ints] = field(default_factory=list)
     samples: int = 0
     nbytes: int = 0
+    since: float = 0.0  # when the first of them came
 
     def push(self, records: Records, ids: Ints, slots: Ints) -> None:
+        if not self.samples:
+            self.since = time.monotonic()
         self.records.append(records)
         self.ids.append(ids)
         self.slots.append(slots)
@@ -63,17 +68,22 @@ class Intake:
         store: Store,
         stats: Stats,
         send: Callable[[WriteOrder | CompactOrder], None],
+        carousel: Carousel,
         *,
         batch: int,
         most: int,
+        patience: float,
     ) -> None:
         self.ram, self.store, self.stats = ram, store, stats
         self.batch = batch
         self.most = most
+        self.patience = patience
         self.buffer = StreamBuffer()
         self.writing: tuple[WriteOrder, Ints, Ints] | None = None  # with the ids and slots of its births
         self.compacting = False
         self._send = send
+        self._sent = False
+        self._carousel = carousel
 
     @property
     def samples(self) -> int:
@@ -86,25 +96,47 @@ class Intake:
 
     @property
     def idle(self) -> bool:
-        return self.writing is None and not self.buffer.samples and not self.compacting
+        return not self.busy and not self.buffer.samples
+
+    @property
+    def busy(self) -> bool:
+        """Whether the worker has something to do for us."""
+        return self.writing is not None or self.compacting
 
     def pump(self, *, force: bool = False) -> None:
         """Send the buffer to storage if it is worth a commit and none is under way."""
         buffer = self.buffer
-        if self.writing is not None or not buffer.samples:
+        if self.writing is not None:
+            self._send_write()
             return
-        if not force and buffer.samples < self.batch and buffer.nbytes < self.most // 4:
+        if not buffer.samples or self._crowded:
+            return
+        due = buffer.samples >= self.batch or buffer.nbytes >= self.most // 4
+        if not (force or due or time.monotonic() - buffer.since > self.patience):
             return
         records, ids, slots = buffer.joined()
-        self.buffer = StreamBuffer()
         try:
             order = self.store.plan(records, ids, self._in_ram(ids, slots))
         except StoreFull:
+            self.buffer = StreamBuffer()
             self.stats.unstored += len(ids)
             raise
-        self.stats.unstored += len(ids) - len(order.indices)
+        self._sent = False
         self.writing = order, ids[order.indices], slots[order.indices]
-        self._send(order)
+        self.buffer = StreamBuffer()
+        self.stats.unstored += len(ids) - len(order.indices)
+        self._send_write()
+
+    def _send_write(self) -> None:
+        if not self._sent and self.writing is not None:
+            self._send(self.writing[0])
+            self._sent = True
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether swaps under way may hold so much of a small store that samples in RAM would find no room in it."""
+        most, swaps = self.store.max_samples, self._carousel.outstanding
+        return most is not None and swaps > 0 and len(self.ram) + swaps > most
 
     def _in_ram(self, ids: Ints, slots: Ints) -> NDArray[np.bool_]:
         here: NDArray[np.bool_] = (slots >= 0) & (self.ram.ids[slots] == ids)
@@ -112,7 +144,8 @@ class Intake:
 
     def written(self, report: WriteDone) -> None:
         """The worker has made a write durable, or found the device full."""
-        assert self.writing is not None
+        if self.writing is None or self.writing[0].seq != report.seq:  # sent twice, or looked at before Ctrl-C came
+            return
         if report.error is not None:
             self.requeue()
             self.store.full()
@@ -150,9 +183,8 @@ class Intake:
 
     def resend(self) -> None:
         """The worker was replaced: give the new one the write again. (Doing a write twice changes nothing.)"""
-        self.compacting = False
-        if self.writing is not None:
-            self._send(self.writing[0])
+        self.compacting = self._sent = False
+        self._send_write()
 
     def moved(self, now_at: Ints) -> None:
         """Slots were renumbered."""

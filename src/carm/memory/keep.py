@@ -29,17 +29,18 @@ class Keeper:
     def keep(self, records: Records, slots: Ints, ids: Ints) -> None:
         """Put record i into `slots[i]` where that is not -1. Slots of samples that do not fit at all become -1."""
         ram = self.ram
-        chosen = np.flatnonzero(slots >= 0)
         need = ram.blocks_for(records.sizes)
+        huge = (slots >= 0) & (need > ram.layout.blocks - ram.spare)
+        if huge.any():
+            self.stats.dropped["too large for RAM"] += int(huge.sum())
+            slots[huge] = -1
+        chosen = np.flatnonzero(slots >= 0)
         at = 0
         while at < len(chosen):
             # As many at a time as there are free blocks: each piece frees the blocks of what it replaces.
             fits = int(np.searchsorted(np.cumsum(need[chosen[at:]]), ram.free_blocks, side="right"))
             if fits == 0:
-                if not self._make_room(slots[chosen[at:]], slots[chosen[:at]], int(need[chosen[at]])):
-                    self.stats.dropped["too large for RAM"] += 1
-                    slots[chosen[at]] = -1
-                    at += 1
+                self._make_room(slots[chosen[at:]], int(need[chosen[at]]))
                 continue
             part = chosen[at : at + fits]
             blocks = ram.allocate(records.sizes[part])
@@ -49,28 +50,43 @@ class Keeper:
             first = ram.first_blocks(blocks, records.sizes[part])
             ram.publish(slots[part], first, records.labels[part], ids[part], np.full(len(part), -1, np.int32))
             at += fits
+        if not ram.schema.fixed:
+            self._balance()
 
-    def _make_room(self, coming: Ints, placed: Ints, need: int) -> bool:
+    def _make_room(self, coming: Ints, need: int) -> None:
         """Empty slots until `need` blocks are free: first those that are overwritten anyway, then the largest
         class's."""
         ram = self.ram
         for slot in coming.tolist():
             if ram.free_blocks >= need:
-                return True
+                return
             if ram.ids[slot] >= 0:
                 self.empty(slot)
-        if ram.free_blocks < need:
-            self._drain()  # blocks on order come free, one way or the other
-        spared = set(placed.tolist())
         while ram.free_blocks < need:
-            label = ram.sets.largest(u=self.rng.random())
-            members = [] if label is None else [s for s in ram.sets.members(label).tolist() if s not in spared]
-            if not members:
-                return False
-            self.empty(members[int(self.rng.random() * len(members))])
-            self.stats.squeezed += 1
-            self.tight = True
-        return True
+            if len(ram):
+                self._squeeze()
+            else:
+                self._drain()  # the rest is on order, and comes free one way or the other
+
+    def _squeeze(self) -> None:
+        """A sample of the largest class leaves RAM to make room for larger ones."""
+        label = self.ram.sets.largest(u=self.rng.random())
+        assert label is not None
+        self.empty(self.ram.sets.peek(label, self.rng.random()))
+        self.stats.squeezed += 1
+        self.tight = True
+
+    def _balance(self) -> None:
+        """Where sizes vary: keep the spare blocks free for swaps, and use more slots if records have become smaller."""
+        ram = self.ram
+        most = ram.layout.blocks - ram.spare
+        taken = ram.blocks_in_use(ram.layout.block)
+        while taken > most:
+            self._squeeze()
+            taken = ram.blocks_in_use(ram.layout.block)
+        more = (most - taken) * len(ram) // max(taken, 1)
+        if len(ram) == ram.limit and more > ram.limit // 16:  # not for every slot: selections begin anew with new slots
+            ram.limit = min(ram.table, ram.limit + more)
 
     def empty(self, slot: int) -> None:
         """Take the sample in `slot` out of RAM."""
@@ -95,13 +111,18 @@ def load_stored(ram: RamTier, store: Store, slots: Ints, handles: NDArray[np.int
             here, into, starts = here[ok], into[ok], starts[ok]
         sizes = store.sizes[here].astype(np.int64)
         labels = np.array([store.sets.label(h) for h in here.tolist()], np.int64)
+        fits = int(np.searchsorted(np.cumsum(ram.blocks_for(sizes)), ram.free_blocks, side="right"))
+        full = fits < len(here)
+        if full:
+            store.sets.release_each([*here[fits:].tolist(), *handles[at + 1024 :].tolist()])
+            here, into, starts, sizes, labels = here[:fits], into[:fits], starts[:fits], sizes[:fits], labels[:fits]
         blocks = ram.allocate(sizes)
-        if blocks is None:
-            store.sets.release_each([*here.tolist(), *handles[at + 1024 :].tolist()])
-            break
+        assert blocks is not None
         ram.write(Records(data, starts, sizes, labels), np.arange(len(here)), blocks)
         ram.publish(into, ram.first_blocks(blocks, sizes), labels, store.ids[here], here)
         came += len(here)
+        if full:
+            break
     return came
 
 

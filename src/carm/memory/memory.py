@@ -7,11 +7,14 @@ looked at whenever the training loop calls `feedback` or `add`, so that a slot c
 
 from __future__ import annotations
 
+import atexit
 import logging
+import math
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 
 from carm.memory import checkpoint, samples
-from carm.memory.batch import Batch
+from carm.memory.batch import Batch, UnknownFields
 from carm.memory.bundle import mixed_pass, paired_pass
 from carm.memory.carousel import Carousel
 from carm.memory.draws import Draws
-from carm.memory.errors import CarmError, SchemaError, WorkerError
+from carm.memory.errors import CarmError, CheckpointError, SchemaError, WorkerError
 from carm.memory.gate import Entropy, Gate, Signals
 from carm.memory.intake import Intake
 from carm.memory.keep import Keeper, choose_balanced, load_stored
@@ -41,6 +44,7 @@ from carm.memory.units import format_bytes, parse_bytes, parse_count, parse_seed
 log = logging.getLogger("carm")
 Ints = NDArray[np.int64]
 _NOBODY = np.zeros(0, np.int64)
+_PATIENCE = 0.2  # seconds after which samples go to storage even if they are few
 # Each has a generator of its own, so that swapping does not change what is drawn or kept.
 _STREAMS = ("draw", "shuffle", "select", "gate", "swap")
 
@@ -61,7 +65,8 @@ class Memory:
     label             name of the label field
     engine            how storage is read: "auto", "aio", "mapped" or "preadv"
     queue             most swaps that may be under way; None: an eighth of the slots, from 64 to 256
-    write_batch       samples that are collected before they go to storage together
+    write_batch       samples that are collected before they go to storage together; None: 256, but 1 with swap="sync",
+                      so that a run is the same whether or not a `state_dict`, which waits for storage, is taken in it
     write_buffer      most bytes waiting for storage; `add` waits when there are more
     throttle          e.g. "2MB/s,5ms": make storage as slow as that, for experiments
     """
@@ -81,7 +86,7 @@ class Memory:
         label: str = "y",
         engine: str = "auto",
         queue: int | None = None,
-        write_batch: int = 256,
+        write_batch: int | None = None,
         write_buffer: int | str = "32MiB",
         throttle: str | Throttle | None = None,
     ) -> None:
@@ -106,6 +111,8 @@ class Memory:
         """How far through the passes over the present bundle, for the Dynamic gate. `bundle` sets it."""
         self._kind = kinds[swap]
         self._queue = None if queue is None else parse_count("queue", queue)
+        if write_batch is None:
+            write_batch = 1 if swap == "sync" else 256
         self._write_batch = parse_count("write_batch", write_batch)
         self._write_buffer = parse_bytes("write_buffer", write_buffer)
         self._throttle = Throttle.parse(throttle) if isinstance(throttle, str) else throttle
@@ -123,32 +130,36 @@ class Memory:
         self._worker: Worker | None = None
         self._seen_labels: set[int] = set()
         self._seen_columns: torch.Tensor | None = None
+        self._engine = "none"
+        self._deaths = 0  # of workers in a row that reported nothing
+        self._known = schema
         self.store: Store | None = None
-        if storage is not None:
-            self.store = Store(storage, schema=schema, capacity=storage_capacity, engine=engine)
-            self.store.rng = np.random.default_rng(sequence[-1])
         try:
-            known = self.store.schema if self.store is not None else schema
-            if known is not None:
-                if known.label != self.label:
-                    raise SchemaError(
-                        f"label={label!r}, but the samples in storage have the label field {known.label!r}"
-                    )
-                self._begin(known, self._mean_size(known))
+            if storage is not None:
+                self.store = Store(storage, schema=schema, capacity=storage_capacity, engine=engine)
+                self.store.rng = np.random.default_rng(sequence[-1])
+                self._known = self.store.schema
+            if self._known is not None and self._known.label != self.label:
+                raise SchemaError(
+                    f"label={label!r}, but the samples in storage have the label field {self._known.label!r}"
+                )
+            if self._known is not None and (self._known.fixed or (self.store is not None and self.store.count)):
+                self._begin(self._known, self._mean_size(self._known))
                 self.refill()
         except BaseException:
             self.close()
             raise
+        _OPEN.add(self)
 
     # -- setting up --------------------------------------------------------------------------------------------------
 
     def _mean_size(self, schema: Schema) -> float:
         if self.store is not None and self.store.count:
             return float(self.store.sizes[self.store.live_handles()].mean())
-        return float(schema.head_size if schema.fixed else schema.head_size + 4096)
+        return float(schema.head_size)
 
     def _begin(self, schema: Schema, mean: float) -> None:
-        """The schema is known: make the RAM tier, the store's files, and the worker."""
+        """It is known how large samples are: make the RAM tier, the store's files, and the worker."""
         if self.store is not None and self.store.schema is None:
             self.store.create(schema)
         self._connect(self._make_ram(schema, mean, self._slots, self._ram_bytes))
@@ -161,7 +172,10 @@ class Memory:
             auto = self.gate.auto
             self._carousel = Carousel(ram, self.store, self._stats, self._rng["swap"], self._send, auto)
             batch, most = self._write_batch, self._write_buffer
-            self._intake = Intake(ram, self.store, self._stats, self._send, batch=batch, most=most)
+            patience = math.inf if self._kind == "sync" else _PATIENCE  # what depends on time does not repeat
+            self._intake = Intake(
+                ram, self.store, self._stats, self._send, self._carousel, batch=batch, most=most, patience=patience
+            )
             self._start_worker()
 
     def _make_ram(self, schema: Schema, typical: float, slots: int | None, ram: int | None) -> RamTier:
@@ -169,7 +183,8 @@ class Memory:
 
     def _start_worker(self) -> None:
         assert self.store is not None and self._ram is not None
-        plan = Plan(self.store.directory, self.store.engine.name, self._ram.layout, self._throttle)
+        self._engine = self.store.engine.name
+        plan = Plan(self.store.directory, self._engine, self._ram.layout, self._throttle)
         self._worker = WORKERS[self._kind](plan, self._ram.shared)
 
     def _send(self, order: Order) -> None:
@@ -198,7 +213,8 @@ class Memory:
 
     @property
     def schema(self) -> Schema | None:
-        return None if self._ram is None else self._ram.schema
+        """The fields of a sample; None until they are known."""
+        return self._known if self._ram is None else self._ram.schema
 
     @property
     def labels(self) -> Ints:
@@ -238,7 +254,7 @@ class Memory:
                 "index_bytes": self.store.index_bytes,
                 "evicted": self.store.evicted,
                 "corrupt": self.store.corrupt,
-                "engine": self.store.engine.name,
+                "engine": self._engine,
             }
         return self._stats.as_dict() | extra
 
@@ -283,11 +299,10 @@ class Memory:
         return Batch(ram.fields(slots), slots, ram.ids.take(slots))
 
     def _empty_batch(self) -> Batch:
-        fields: dict[str, Any] = {}
-        if self._ram is not None:
-            schema = self._ram.schema
-            fields = to_tensors(schema, schema.unpack(np.zeros(0, np.uint8), _NOBODY))
-        return Batch(fields, _NOBODY, _NOBODY)
+        schema = self.schema
+        if schema is None:
+            return Batch(UnknownFields(), _NOBODY, _NOBODY)
+        return Batch(to_tensors(schema, schema.unpack(np.zeros(0, np.uint8), _NOBODY)), _NOBODY, _NOBODY)
 
     def bundle(
         self,
@@ -332,21 +347,37 @@ class Memory:
         target   columns of the right answers, where they are not the labels themselves
         """
         self._collect()
-        carousel, gate = self._carousel, self.gate
-        if carousel is None:
+        if self._intake is not None:
+            self._intake.pump()
+        carousel, ram, gate = self._carousel, self._ram, self.gate
+        if carousel is None or ram is None:
             return 0
         slots, ids = batch.slots, batch.ids
-        rows = None
+        rows = among = None  # positions, in the batch and among its old samples, of those that count, if not all do
         if len(slots) and slots.min() < 0:
             rows = np.flatnonzero(slots >= 0)
             slots, ids = slots[rows], ids[rows]
-        n = len(slots)
-        if n == 0 or gate.ratio == 0.0:
+        olds = len(slots)
+        if olds == 0 or gate.ratio == 0.0:
             return 0
+        here = (ram.ids.take(slots, mode="clip") == ids) & (slots < ram.table)
+        if not here.all():  # their slots have changed hands: neither their labels nor their logits mean anything now
+            self._stats.dropped["stale"] += olds - int(here.sum())
+            among = np.flatnonzero(here)
+            rows = among if rows is None else rows[among]
+            slots, ids = slots[among], ids[among]
+        n = len(slots)
         budget = None
         if gate.auto is not None:
             budget = gate.auto.allow(n, carousel.outstanding, time.monotonic())
-        signals = self._signals(slots, rows, len(batch), logits, target)
+        y = ram.labels[slots]
+        if not gate.needs_logits or gate.ratio == 1.0:
+            signals = Signals(y, progress=self.progress)
+        else:
+            scores = _rows("logits", logits, 2, len(batch), olds, rows, among)
+            right = _rows("target", target, 1, len(batch), olds, rows, among)
+            seen = self._columns(scores) if right is None else None
+            signals = Signals(y, scores, right, seen, self.progress)
         picked = gate.pick(signals, self._rng["gate"], budget=budget)
         if not len(picked):
             return 0
@@ -354,32 +385,6 @@ class Memory:
         if self._kind == "sync":
             self._collect()
         return ordered
-
-    def _signals(
-        self, slots: Ints, rows: Ints | None, total: int, logits: torch.Tensor | None, target: torch.Tensor | None
-    ) -> Signals:
-        assert self._ram is not None
-        y = self._ram.labels[slots]
-        gate = self.gate
-        if not gate.needs_logits or gate.ratio == 1.0:
-            return Signals(y, progress=self.progress)
-        if logits is not None:
-            logits = logits.detach()
-            if logits.ndim != 2 or len(logits) not in (len(slots), total):
-                raise ValueError(
-                    f"logits has shape {tuple(logits.shape)}; it needs one row for each of the {total} samples of the "
-                    f"batch, or of its {len(slots)} old ones"
-                )
-            if rows is not None and len(logits) == total:
-                logits = logits[torch.from_numpy(rows)]
-        if target is not None:
-            if len(target) not in (len(slots), total):
-                raise ValueError(
-                    f"target has {len(target)} entries; the batch has {total} samples, {len(slots)} of them old"
-                )
-            if rows is not None and len(target) == total:
-                target = target[torch.from_numpy(rows)]
-        return Signals(y, logits, target, self._columns(logits) if target is None else None, self.progress)
 
     def _columns(self, logits: torch.Tensor | None) -> torch.Tensor | None:
         """Columns of the classes seen so far; None where that is all of them."""
@@ -400,16 +405,19 @@ class Memory:
         worker = self._worker
         if worker is None:
             return
-        reports = worker.receive(timeout)
-        while reports:
-            for report in reports:
-                self._handle(report)
-            reports = self._worker.receive() if self._worker is worker else []
-        if not worker.alive and worker is self._worker:
-            for report in worker.receive():  # what it said last
-                self._handle(report)
-            if worker is self._worker:
-                self._repair(None)
+        inbox = worker.receive(timeout)
+        while inbox:
+            try:
+                self._handle(inbox[0])
+            except Exception:
+                inbox.popleft()
+                raise
+            inbox.popleft()
+            self._deaths = 0
+            if not inbox:
+                worker.receive()
+        if not worker.alive and not worker.receive():
+            self._repair(None)
 
     def _handle(self, report: Report) -> None:
         assert self._carousel is not None and self._intake is not None
@@ -429,6 +437,9 @@ class Memory:
         self._worker.close()
         self._carousel.cancel()
         self._start_worker()
+        self._deaths += 1
+        if trace is None and self._deaths > 3:
+            trace = f"it died {self._deaths} times in a row without a report; its messages are on stderr"
         if trace is not None:  # it may be the write that failed: do not send it for ever
             self._intake.requeue()
             raise WorkerError(f"the swap worker failed and was started again:\n{trace}")
@@ -476,7 +487,7 @@ class Memory:
         )
         slots = np.asarray(self.select.place(records.labels, ram, self._rng["select"], hints, ram_hints), np.int64)
         self._check_places(slots, n)
-        self._see(np.unique(records.labels).tolist())
+        self._see(set(records.labels.tolist()))
         ids = self._take_ids(n)
         keeper.keep(records, slots, ids)
         self._stats.added += n
@@ -489,12 +500,12 @@ class Memory:
     def _pack(self, given: dict[str, Any], n: int) -> Records:
         if self._ram is not None:
             return self._ram.schema.pack(given)
-        schema = Schema.infer(given, self.label)
+        schema = self._known or Schema.infer(given, self.label)
         records = schema.pack(given)
         self._begin(schema, records.nbytes / n)
         return records
 
-    def _see(self, labels: list[int]) -> None:
+    def _see(self, labels: Iterable[int]) -> None:
         if not self._seen_labels.issuperset(labels):
             self._seen_labels.update(labels)
             self._seen_columns = None
@@ -508,7 +519,7 @@ class Memory:
     def _check_places(self, slots: Ints, n: int) -> None:
         assert self._ram is not None
         kept = slots[slots >= 0]
-        if len(slots) != n or (len(kept) and kept.max() >= self._ram.table) or len(np.unique(kept)) < len(kept):
+        if len(slots) != n or (len(kept) and kept.max() >= self._ram.table) or len(set(kept.tolist())) < len(kept):
             raise ValueError(
                 f"{type(self.select).__name__}.place returned {slots.tolist()}: it must give each of the {n} samples a "
                 f"different slot below {self._ram.table}, or -1"
@@ -537,11 +548,14 @@ class Memory:
 
     def flush(self) -> None:
         """Wait until every sample added so far is on the device, and every swap that was ordered is done."""
+        self._write_out()
+        self._drain()
+
+    def _write_out(self) -> None:
         self._collect()
         while self._intake is not None and not self._intake.idle:
             self._intake.pump(force=True)
             self._collect(timeout=1.0)
-        self._drain()
 
     def _drain(self) -> None:
         while self._carousel is not None and self._carousel.swaps:
@@ -632,29 +646,21 @@ class Memory:
             "next_id": self._next_id,
             "storage": None if store is None or store.schema is None else checkpoint.store_state(store),
             "ram": None if ram is None else checkpoint.ram_state(ram),
+            "tight": self._keeper is not None and self._keeper.tight,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Become the memory that `state` was taken from. The store goes back to that moment too: samples added since
         are removed, samples evicted since come back."""
-        self._check()
-        checkpoint.check(state, self.schema, self.store)
-        if state["schema"] is None:
-            return
-        self.flush()
-        schema = Schema.from_json(state["schema"])
-        if self.store is not None:
-            checkpoint.load_store(self.store, state["storage"])
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
-        if self._ram is not None:
-            self._ram.retire()
+        self._collect()
+        while self._intake is not None and self._intake.busy:
+            self._collect(timeout=1.0)
+        self._drain()
+        checkpoint.check(state, self.schema, self._ram, self.store, self.select)
+        if state["schema"] is not None:
+            self._load(Schema.from_json(state["schema"]), state)
         self._slots, self._ram_bytes = state["slots"], state["ram_bytes"]
         self._stats.load_state_dict(state["stats"])
-        self._begin(schema, self._mean_size(schema))
-        assert self._ram is not None
-        checkpoint.load_ram(self._ram, self.store, state["ram"])
         self.select.load_state_dict(state["select"])
         self.gate.load_state_dict(state["gate"])
         for name, generator in self._rng.items():
@@ -663,6 +669,34 @@ class Memory:
         self._seen_labels, self._seen_columns = set(state["seen"]), None
         self._next_id = state["next_id"]
 
+    def _load(self, schema: Schema, state: Mapping[str, Any]) -> None:
+        """Take the store and the RAM tier back. What waits for storage came later, and is forgotten."""
+        if self.store is not None:
+            checkpoint.load_store(self.store, state["storage"])
+        if self._worker is not None:
+            self._worker.close()
+        if self._ram is not None:
+            self._ram.retire()
+        self._connect(checkpoint.make_ram(schema, state["ram"]))
+        assert self._ram is not None and self._keeper is not None
+        try:
+            checkpoint.load_ram(self._ram, self.store, state["ram"])
+        except CheckpointError:
+            self._start_over(schema)
+            raise
+        self._keeper.tight = state["tight"]
+
+    def _start_over(self, schema: Schema) -> None:
+        """After a failure half-way: an empty RAM tier, filled with what storage has."""
+        assert self._ram is not None
+        if self._worker is not None:
+            self._worker.close()
+        self._ram.retire()
+        if self.store is not None:
+            self.store.sets.restore([(c, len(items), items) for c, _, items in self.store.sets.order()])
+        self._begin(schema, self._mean_size(schema))
+        self.refill()
+
     # -- closing -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -670,8 +704,7 @@ class Memory:
         if self._closed or self._pid != os.getpid():
             return
         try:
-            if self._worker is not None and self.store is not None:
-                self.flush()
+            self._write_out()
         finally:
             self._closed = True
             if self._worker is not None:
@@ -687,6 +720,12 @@ class Memory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        raise CarmError(
+            "a Memory cannot be copied, pickled or sent to another process; in a DataLoader worker read it with a "
+            "memory.reader()"
+        )
+
     def __del__(self) -> None:
         if getattr(self, "_closed", True) or self._pid != os.getpid():
             return
@@ -700,3 +739,30 @@ class Memory:
         where = f"storage={str(self.store.directory)!r}" if self.store is not None else "RAM only"
         size = format_bytes(self._ram.layout.nbytes) if self._ram is not None else "empty"
         return f"Memory({len(self)} of {self.capacity} slots, {size}, {where})"
+
+
+def _rows(
+    name: str, given: Any, ndim: int, total: int, olds: int, rows: Ints | None, among: Ints | None
+) -> torch.Tensor | None:
+    """Of what was given for all samples of a batch, or for its old ones, the part for those that count."""
+    if given is None:
+        return None
+    values = torch.as_tensor(given).detach()
+    if values.ndim != ndim or len(values) not in (total, olds):
+        raise ValueError(
+            f"{name} has shape {tuple(values.shape)}; it needs one row for each of the {total} samples of the batch, "
+            f"or of its {olds} old ones"
+        )
+    index = rows if len(values) == total else among
+    return values if index is None else values[torch.from_numpy(index)]
+
+
+_OPEN: weakref.WeakSet[Memory] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Threads do not run any more when the interpreter takes objects apart, and a memory that waits for one would wait
+    for ever; so what is still open is closed before that."""
+    for memory in list(_OPEN):
+        memory.__del__()

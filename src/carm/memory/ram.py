@@ -165,7 +165,7 @@ class RamTier:
 
     def typical(self, sizes: NDArray[Any]) -> int:
         """Blocks that a record takes on average, given some records' sizes."""
-        return int(self.blocks_for(np.asarray(sizes, np.int64)).mean()) if len(sizes) else 1
+        return int(np.ceil(self.blocks_for(np.asarray(sizes, np.int64)).mean())) if len(sizes) else 1
 
     def blocks_in_use(self, block: int) -> int:
         """Blocks of `block` bytes that the present records would take."""
@@ -392,7 +392,7 @@ class RamReader:
             copied = copied[arrays.entries[slots[copied]] != before]
             if not len(copied):
                 return data, starts
-            # Only these again: of a large batch some slot changes during every copy, and the reader would never be done.
+            # Only these again: of a large batch some slot changes during every copy, and it would never be done.
             self.retries += 1
             before, again, at = self._copy(arrays, slots[copied])
             if arrays.heads is not None:

@@ -14,6 +14,7 @@ Without variable fields every record has the same size, and a batch of them is o
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,8 @@ from numpy.typing import NDArray
 
 from carm.memory.errors import SchemaError
 
+LARGEST = 2**31 - 1024
+"""Bytes of the largest record: sizes are kept in 32 bits."""
 WORD = 8
 """Records are padded to whole words of this many bytes; the checksum reads words."""
 
@@ -46,26 +49,29 @@ class Field:
     shape: tuple[int, ...] | None = ()
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
+        if not isinstance(self.name, str) or not self.name.isidentifier():
             raise SchemaError(f"field name {self.name!r} is not an identifier; use letters, digits and underscores")
         if self.dtype not in DTYPES:
             raise SchemaError(f"field {self.name!r} has dtype {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
-        if self.shape is None and self.dtype != "uint8":
+        if self.shape is None:
+            if self.dtype != "uint8":
+                raise SchemaError(
+                    f"field {self.name!r} has variable length, so its dtype must be uint8, not {self.dtype!r}"
+                )
+            return
+        if not isinstance(self.shape, Sequence) or any(type(d) is not int or d < 1 for d in self.shape):
             raise SchemaError(
-                f"field {self.name!r} has variable length, so its dtype must be uint8, not {self.dtype!r}"
+                f"field {self.name!r} has shape {self.shape!r}; it must be a tuple of positive whole numbers"
             )
-        if self.shape is not None and (any(d < 1 for d in self.shape) or self._nbytes() > 2**30):
-            raise SchemaError(
-                f"field {self.name!r} has shape {self.shape}; sides must be positive and a field at most 1 GiB"
-            )
-
-    def _nbytes(self) -> int:
-        return int(np.prod(self.shape or (), dtype=np.int64)) * self.stored.itemsize
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if math.prod(self.shape) * self.stored.itemsize > LARGEST:
+            raise SchemaError(f"field {self.name!r} has shape {self.shape}; a sample may have at most {LARGEST} bytes")
 
     @property
     def stored(self) -> np.dtype[Any]:
         """The numpy dtype its items are stored as."""
-        return np.dtype(_STORED_AS.get(self.dtype, self.dtype)).newbyteorder("<")
+        kind: np.dtype[Any] = np.dtype(_STORED_AS.get(self.dtype, self.dtype)).newbyteorder("<")
+        return kind
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}{'[bytes]' if self.shape is None else list(self.shape)}"
@@ -84,6 +90,7 @@ class Schema:
             raise SchemaError(f"field names {names} are not distinct")
         if Field(self.label, "int64") not in self.fields:
             raise SchemaError(f"the label field {self.label!r} must be there, as one int64; the fields are {names}")
+        _ = self.head  # now, while there is somebody to tell
 
     # -- layout ------------------------------------------------------------------------------------------------------
 
@@ -99,6 +106,8 @@ class Schema:
             formats.append(kind)
             offsets.append(at)
             at += kind.itemsize
+        if at > LARGEST:
+            raise SchemaError(f"a sample {self} has {at} bytes; it may have at most {LARGEST}")
         return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": -(-at // WORD) * WORD})
 
     @cached_property
@@ -131,8 +140,7 @@ class Schema:
         try:
             raw = json.loads(text)
             fields = tuple(
-                Field(f["name"], f["dtype"], None if f["shape"] is None else tuple(map(int, f["shape"])))
-                for f in raw["fields"]
+                Field(f["name"], f["dtype"], None if f["shape"] is None else tuple(f["shape"])) for f in raw["fields"]
             )
             return Schema(fields, raw["label"])
         except (KeyError, TypeError, json.JSONDecodeError) as error:
@@ -191,8 +199,10 @@ class Schema:
     def _array_column(self, f: Field, value: Any) -> NDArray[Any]:
         array = as_array(f.name, value)
         if f.name == self.label:
-            if array.dtype.kind not in "iu":
+            if array.dtype.kind not in "iu" and array.size:
                 raise SchemaError(f"the label field {f.name!r} must hold whole numbers; got dtype {array.dtype}")
+            if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
+                raise SchemaError(f"the label field {f.name!r} has the value {array.max()}; labels are below 2^63")
             if array.ndim != 1:
                 raise SchemaError(
                     f"the label field {f.name!r} must have one number per sample; got shape {array.shape}"
@@ -204,18 +214,20 @@ class Schema:
         return array
 
     def _bytes_column(self, f: Field, value: Any) -> Sequence[Any]:
-        if not is_bytes_list(value):
+        if not is_bytes_list(value) and not (isinstance(value, (list, tuple)) and not value):
             raise SchemaError(
                 f"field {f.name!r} holds bytes of any length: pass a list of bytes; got {type(value).__name__}"
             )
-        column = [np.frombuffer(v, np.uint8) if not hasattr(v, "numpy") else v.numpy() for v in value]
-        if any(len(v) >= 2**31 for v in column):
-            raise SchemaError(f"field {f.name!r}: a sample has 2 GiB or more; that is the limit")
-        return column
+        return [_as_bytes(v) for v in value]
 
     def _pack_variable(self, heads: NDArray[Any], labels: NDArray[np.int64], columns: list[Sequence[Any]]) -> Records:
         lengths = np.array([[len(v) for v in column] for column in columns], np.int64).sum(axis=0)
         sizes = -(-(self.head_size + lengths) // WORD) * WORD
+        if len(sizes) and int(sizes.max()) > LARGEST:
+            raise SchemaError(
+                f"a sample has {int(lengths.max())} bytes in the fields {', '.join(self.variable)}; it may have at "
+                f"most {LARGEST} in all"
+            )
         starts = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64) if len(sizes) else np.zeros(0, np.int64)
         data = np.zeros(int(sizes.sum()), np.uint8)
         head_bytes = heads.view(np.uint8).reshape(len(heads), self.head_size)
@@ -230,11 +242,14 @@ class Schema:
     # -- unpacking ---------------------------------------------------------------------------------------------------
 
     def unpack(self, data: Bytes, starts: NDArray[np.int64]) -> dict[str, Any]:
-        """The fields of the records that begin at `starts` in `data`: numpy arrays, and lists of arrays for variable fields.
+        """The fields of the records that begin at `starts` in `data`: numpy arrays, and lists of arrays for variable
+        fields.
 
-        Fixed fields of a fixed schema whose records lie side by side are views; the rest are copies.
+        They are views of `data` where that is possible: variable fields always, fixed ones if there are no others and
+        the records lie side by side.
         """
-        if self.fixed and len(starts) * self.head_size == len(data):
+        side_by_side = np.arange(len(starts)) * self.head_size
+        if self.fixed and len(starts) * self.head_size == len(data) and np.array_equal(starts, side_by_side):
             heads = data.view(self.head)
             return {f.name: heads[f.name] for f in self.fields}
         heads = np.zeros(len(starts), self.head)
@@ -268,7 +283,8 @@ class Records:
 
 
 def is_bytes_list(value: Any) -> bool:
-    """Whether `value` is a batch of byte strings: a non-array sequence whose items are bytes or one-dimensional uint8."""
+    """Whether `value` is a batch of byte strings: a non-array sequence whose items are bytes or one-dimensional
+    uint8."""
     if (
         isinstance(value, (str, bytes, bytearray, memoryview, np.ndarray))
         or not isinstance(value, Sequence)
@@ -290,9 +306,10 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
             value = value.cpu()
         if str(value.dtype) == "torch.bfloat16":
             value = value.view(_torch_dtype("uint16"))
-        array = value.numpy()
-    else:
-        array = np.asarray(value)
+    try:
+        array: NDArray[Any] = value.numpy() if hasattr(value, "detach") else np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # float8 tensors, rows of different lengths, and the like
+        raise SchemaError(f"field {name!r} cannot be made an array: {error}") from error
     if array.ndim == 0:
         raise SchemaError(f"field {name!r} needs one row per sample; got the single value {value!r}")
     if array.dtype.hasobject or array.dtype.names is not None or array.dtype.kind in "SUmM":
@@ -300,6 +317,14 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
             f"field {name!r} has dtype {array.dtype}; arrays of numbers, or lists of bytes, can be stored"
         )
     return array
+
+
+def _as_bytes(value: Any) -> Bytes:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, memoryview):
+        value = value.tobytes()
+    return value if isinstance(value, np.ndarray) else np.frombuffer(value, np.uint8)
 
 
 def _dtype_name(value: Any, array: NDArray[Any]) -> str:

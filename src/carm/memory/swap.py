@@ -10,6 +10,7 @@ The same `serve` runs in a thread, in a helper process, or (`SyncWorker`) in the
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -39,6 +42,7 @@ from carm.memory.shared import SharedBlock
 from carm.memory.store import WriteOrder, perform, verified
 from carm.memory.throttle import Throttle
 
+log = logging.getLogger("carm")
 Ints = NDArray[np.int64]
 
 
@@ -60,24 +64,24 @@ class CompactOrder:
     floor: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ReadDone:
     ticket: int
     ok: NDArray[np.bool_]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class WriteDone:
     seq: int
     error: tuple[int, str] | None  # of a device that is full; anything else is a Failure
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Compacted:
     floor: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Failure:
     """The worker met an error that it cannot handle; it stops."""
 
@@ -112,7 +116,12 @@ class Executor:
     def begin(self, order: ReadOrder) -> Any:
         """First half of a read."""
         if self._engine is None:
-            self._engine = open_engine(self.plan.engine, self.plan.directory / extentfile.NAME)
+            path = self.plan.directory / extentfile.NAME
+            try:
+                self._engine = open_engine(self.plan.engine, path)
+            except ValueError as error:  # it worked when it was chosen; by now the kernel may have no more AIO contexts
+                log.warning("%s; reading with preadv instead", error)
+                self._engine = open_engine("preadv", path)
         until = self.throttle.charge(int(order.sizes.sum())) if self.throttle else 0.0
         return until, self._engine.begin(order.offsets, order.sizes)
 
@@ -187,16 +196,23 @@ def serve(get: Callable[[bool], Any], put: Callable[[Report], None], executor: E
 
 
 class Worker(ABC):
-    """The training process's end of a swap worker."""
+    """The training process's end of a swap worker.
+
+    Reports stay in `inbox` until they have been dealt with: Ctrl-C may come at any moment, and a report that got lost
+    would be waited for in vain.
+    """
 
     kind: str
+
+    def __init__(self) -> None:
+        self.inbox: deque[Report] = deque()
 
     @abstractmethod
     def send(self, order: Order) -> None: ...
 
     @abstractmethod
-    def receive(self, timeout: float = 0.0) -> list[Report]:
-        """Reports that have come in; with a timeout, waits that long for the first."""
+    def receive(self, timeout: float = 0.0) -> deque[Report]:
+        """The inbox, with what has come in; with a timeout, waits that long for a first report."""
 
     @property
     @abstractmethod
@@ -213,18 +229,20 @@ class SyncWorker(Worker):
     kind = "sync"
 
     def __init__(self, plan: Plan, shared: SharedBlock) -> None:
+        super().__init__()
         self._executor = Executor(plan, plan.layout.arrays(shared).arena)
-        self._reports: list[Report] = []
 
     def send(self, order: Order) -> None:
-        if isinstance(order, ReadOrder):
-            self._reports.append(self._executor.finish(order, self._executor.begin(order)))
-        else:
-            self._reports.append(self._executor.write(order))
+        try:
+            if isinstance(order, ReadOrder):
+                self.inbox.append(self._executor.finish(order, self._executor.begin(order)))
+            else:
+                self.inbox.append(self._executor.write(order))
+        except Exception:
+            self.inbox.append(Failure(traceback.format_exc()))
 
-    def receive(self, timeout: float = 0.0) -> list[Report]:
-        reports, self._reports = self._reports, []
-        return reports
+    def receive(self, timeout: float = 0.0) -> deque[Report]:
+        return self.inbox
 
     @property
     def alive(self) -> bool:
@@ -240,6 +258,7 @@ class ThreadWorker(Worker):
     kind = "thread"
 
     def __init__(self, plan: Plan, shared: SharedBlock) -> None:
+        super().__init__()
         self._orders: SimpleQueue[Any] = SimpleQueue()
         self._reports: SimpleQueue[Report] = SimpleQueue()
         executor = Executor(plan, plan.layout.arrays(shared).arena)
@@ -251,16 +270,16 @@ class ThreadWorker(Worker):
     def send(self, order: Order) -> None:
         self._orders.put(order)
 
-    def receive(self, timeout: float = 0.0) -> list[Report]:
-        reports: list[Report] = []
-        try:
-            if timeout:
-                reports.append(self._reports.get(timeout=timeout))
-            while not self._reports.empty():
-                reports.append(self._reports.get_nowait())
+    def receive(self, timeout: float = 0.0) -> deque[Report]:
+        inbox, reports = self.inbox, self._reports
+        try:  # from queue to inbox without a step of Python in between, where Ctrl-C could lose a report
+            if timeout and not inbox:
+                inbox.extend(islice(iter(partial(reports.get, True, timeout), None), 1))
+            if not reports.empty():
+                inbox.extend(iter(reports.get_nowait, None))
         except Empty:
             pass
-        return reports
+        return inbox
 
     @property
     def alive(self) -> bool:
@@ -278,6 +297,7 @@ class ProcessWorker(Worker):
     kind = "process"
 
     def __init__(self, plan: Plan, shared: SharedBlock) -> None:
+        super().__init__()
         ours, theirs = socketpair()
         root = str(Path(__file__).resolve().parents[2])
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
@@ -288,29 +308,41 @@ class ProcessWorker(Worker):
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the training process, which then tells us to stop
         )
         theirs.close()
         self._pipe = Connection(ours.detach())
         self._broken = False
-        self._send((plan, shared.size))
+        # The pipe may be full while the helper is busy, and `send` must not wait: training would, and if the other
+        # direction were full too, both sides would for ever.
+        self._orders: SimpleQueue[Any] = SimpleQueue()
+        self._sender = threading.Thread(target=self._post, name="carm-send", daemon=True)
+        self._orders.put((plan, shared.size))
+        self._sender.start()
 
-    def _send(self, message: Any) -> None:
+    def _post(self) -> None:
         try:
-            self._pipe.send(message)
-        except (BrokenPipeError, ConnectionResetError):
+            while True:
+                order = self._orders.get()
+                self._pipe.send(order)
+                if order is _STOP:
+                    return
+        except Exception:
             self._broken = True  # `alive` tells; whoever looks after the worker starts another
 
     def send(self, order: Order) -> None:
-        self._send(order)
+        self._orders.put(order)
 
-    def receive(self, timeout: float = 0.0) -> list[Report]:
-        reports: list[Report] = []
+    def receive(self, timeout: float = 0.0) -> deque[Report]:
         try:
-            while self._pipe.poll(0 if reports else timeout):
-                reports.append(self._pipe.recv())
-        except (EOFError, ConnectionResetError, OSError):
+            while not self._broken and self._pipe.poll(0 if self.inbox else timeout):
+                self.inbox.append(self._pipe.recv())
+        except (EOFError, OSError):
             self._broken = True
-        return reports
+        except BaseException:  # Ctrl-C in the middle of a message
+            self._broken = True
+            raise
+        return self.inbox
 
     @property
     def alive(self) -> bool:
@@ -319,7 +351,8 @@ class ProcessWorker(Worker):
     def close(self) -> None:
         if self._pipe.closed:
             return
-        self._send(_STOP)
+        self._orders.put(_STOP)
+        self._sender.join(timeout=60)
         self._pipe.close()
         try:
             self.process.wait(timeout=60)
@@ -330,7 +363,7 @@ class ProcessWorker(Worker):
 
 def helper(pipe_fd: int, memory_fd: int) -> None:
     """The helper process's main function. It ends when told to, or when the training process is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process, which then tells us to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = Connection(pipe_fd)
 
     def get(block: bool) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -10,13 +11,14 @@ from carm.memory.units import parse_bytes
 
 @dataclass
 class Throttle:
-    """Requests take `latency` seconds each and share `rate` bytes per second; several can wait at once, as in a real queue."""
+    """Requests take `latency` seconds each and share `rate` bytes per second; several can wait at once, as in a real
+    queue."""
 
     rate: float
     latency: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.rate <= 0 or self.latency < 0:
+        if not 0 < self.rate < math.inf or not 0 <= self.latency < math.inf:
             raise ValueError(f"throttle: rate={self.rate} must be positive and latency={self.latency} not negative")
         self._free_at = 0.0
 

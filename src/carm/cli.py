@@ -1,0 +1,679 @@
+"""The command `carm`: look into a store, check it, take samples out of it; run the demonstration and the measurements.
+
+What is slow to load is imported where it is used: `carm --help` loads neither torch nor numpy, and the `store` commands
+need no torch at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import importlib
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+import textwrap
+import traceback
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from carm import __version__
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from carm.memory.record import Field
+    from carm.memory.store import Store
+
+OK, DAMAGED, FAILED, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes: all well; something is damaged; the command could not do its work; Ctrl-C."""
+
+_CHUNK = 8 << 20  # bytes of samples that are in RAM at once, for stores of any size
+_CLASSES_SHOWN = 40
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments (those of the process if None) and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    from carm.memory.errors import CarmError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = _show_warning
+            run: Callable[[argparse.Namespace], int] = arguments.run
+            return run(arguments)
+    except (CarmError, ValueError, OSError) as error:
+        if arguments.debug:
+            traceback.print_exc()
+        else:
+            print(f"carm: {_sentence(error)}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("carm: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    return " ".join(str(error).split())
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"carm: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    top = _command(
+        argparse.ArgumentParser,
+        "carm",
+        """
+        Carousel Memory keeps a small set of training samples in RAM and every sample it has seen in a store
+        on disk, and exchanges the two in the background while a model trains. This command looks into such
+        stores, and shows and measures what the library does. The library itself is used from Python: import
+        carm.
+        """,
+        """
+        carm demo                               a small continual-learning run, with and without storage
+        carm store info runs/memory             what a store holds
+        carm store verify runs/memory           read every sample and compare checksums
+        carm store export runs/memory out.npz   take samples out, for other tools
+        carm bench memory --quick               measure the memory on this machine
+        """,
+    )
+    top.add_argument("--version", action="version", version=f"carm {__version__}")
+    top.set_defaults(run=lambda _: _help(top), debug=False)
+    commands = top.add_subparsers(title="commands", metavar="COMMAND")
+
+    store = _command(
+        commands.add_parser,
+        "store",
+        """
+        Look into a store: the directory that was given as storage= to carm.Memory, with the files
+        extents.dat (the bytes), catalogue.db (which sample lies where) and lock. These commands only read.
+        They may be used while another process trains with the store, and they then show it as of their
+        start.
+        """,
+        """
+        carm store info runs/memory
+        carm store verify runs/memory
+        carm store export runs/memory out.npz --class 3 7
+        """,
+        summary="look into a store, check it, take samples out",
+    )
+    store.set_defaults(run=lambda _: _help(store))
+    store_commands = store.add_subparsers(title="commands", metavar="COMMAND")
+
+    info = _command(
+        store_commands.add_parser,
+        "info",
+        """
+        Show what a store holds: the fields of a sample, how many samples there are and of which classes,
+        the room they take and the room that is free in between, the last commit, and how the store is read
+        fastest on this machine (the ways of reading are timed on the store's own samples, which takes a
+        fraction of a second).
+        """,
+        """
+        carm store info runs/memory
+        carm store info runs/memory --all       every class, however many there are
+        """,
+        summary="what a store holds",
+    )
+    _directory(info)
+    info.add_argument("--all", action="store_true", help=f"list every class, not only the first {_CLASSES_SHOWN}")
+    info.set_defaults(run=_info)
+
+    verify = _command(
+        store_commands.add_parser,
+        "verify",
+        """
+        Read every sample of a store and compare it with its checksum. The exit code is 0 if all are whole;
+        if not, it is 1, and the ids of the damaged samples are printed, one a line. Nothing is changed:
+        training drops a damaged sample when it meets one, with a warning, and goes on with the others.
+        """,
+        """
+        carm store verify runs/memory
+        carm store verify runs/memory > report.txt || mail -s "damaged samples" me < report.txt
+        """,
+        summary="read every sample and compare checksums",
+    )
+    _directory(verify)
+    verify.set_defaults(run=_verify)
+
+    export = _command(
+        store_commands.add_parser,
+        "export",
+        """
+        Copy samples out of a store, in the order in which they came in, piece by piece, so that a large
+        store does not need its size in RAM. With --format npz, OUT is one file for numpy.load: an array per
+        field with one row per sample; a field of variable length NAME as its bytes end to end ("NAME") and
+        where each sample begins ("NAME.offsets", one more than there are samples); "sample.ids"; and
+        "sample.schema". Pickle is not used. With --format files, OUT is a directory with a folder per class
+        and a file per sample and field (.jpg, .png or .bin by the first bytes; .npy for arrays), and
+        index.csv, which also holds the fields that are a single number. bfloat16, which numpy lacks,
+        becomes float32. Damaged samples are left out and named, and the exit code is then 1.
+        """,
+        """
+        carm store export runs/memory out.npz
+        carm store export runs/memory out.npz --class 3 7 --limit 1000
+        carm store export runs/memory folder --format files
+        """,
+        summary="copy samples out of a store, for other tools",
+    )
+    _directory(export)
+    export.add_argument(
+        "out", metavar="OUT", type=Path, help="file (npz) or directory (files) to make; must not exist yet"
+    )
+    export.add_argument(
+        "--format", choices=("npz", "files"), default="npz", help="one file, or a file per sample (default: npz)"
+    )
+    export.add_argument(
+        "--class", dest="labels", metavar="LABEL", type=int, nargs="+", help="only samples of these classes"
+    )
+    export.add_argument("--limit", metavar="N", type=int, help="at most N samples, the oldest")
+    export.set_defaults(run=_export)
+
+    demo = _command(
+        commands.add_parser,
+        "demo",
+        """
+        Train a small classifier on handwritten digits that arrive two classes at a time, with a memory of a
+        few samples: once in RAM only, then with a store behind it. Prints accuracies over several seeds,
+        times, and how many samples were swapped. Takes less than a minute on two cores; needs scikit-learn
+        for the digits. The code, carm/demo.py, is meant to be read.
+        """,
+        """
+        carm demo
+        carm demo --slots 20 --seeds 5
+        """,
+        summary="a small continual-learning run, with and without storage",
+    )
+    demo.add_argument("--slots", metavar="N", type=int, default=30, help="samples in the RAM tier (default: 30)")
+    demo.add_argument("--seeds", metavar="N", type=int, default=3, help="runs of each setting (default: 3)")
+    demo.set_defaults(run=_demo)
+
+    bench = _command(
+        commands.add_parser,
+        "bench",
+        "Measure the library on this machine.",
+        """
+        carm bench memory
+        """,
+        summary="measure the library on this machine",
+    )
+    bench.set_defaults(run=lambda _: _help(bench))
+    bench_commands = bench.add_subparsers(title="commands", metavar="COMMAND")
+    memory = _command(
+        bench_commands.add_parser,
+        "memory",
+        """
+        Measure the memory on this machine: what drawing, swapping and storing cost, and what they cost a
+        training loop. Files are made in the current directory, or in the one that --directory names: it should
+        be on the device that stores will be on. The numbers also depend on what else the machine does.
+        """,
+        """
+        carm bench memory
+        carm bench memory --quick               fewer repetitions
+        carm bench memory --json memory.json    also as a file
+        carm bench memory --directory /mnt/sd   on another device
+        """,
+        summary="measure the memory",
+    )
+    memory.add_argument("--json", metavar="FILE", type=Path, help="also write the results to FILE")
+    memory.add_argument("--directory", metavar="DIR", type=Path, help="where to measure (default: here)")
+    memory.add_argument("--quick", action="store_true", help="fewer repetitions")
+    memory.add_argument("--only", metavar="NAME", nargs="+", help="only these measurements")
+    memory.set_defaults(run=_bench)
+    return top
+
+
+_Maker = Callable[..., argparse.ArgumentParser]
+
+
+def _command(
+    make: _Maker, name: str, text: str, examples: str, *, summary: str | None = None
+) -> argparse.ArgumentParser:
+    """A parser whose help is a paragraph, the arguments, and examples."""
+    options: dict[str, Any] = {
+        "description": textwrap.fill(" ".join(text.split()), 78),
+        "epilog": "examples:\n" + textwrap.indent(textwrap.dedent(examples).strip("\n"), "  "),
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
+    if summary is not None:
+        options["help"] = summary
+    parser = make(name, **options)
+    # SUPPRESS: given before the subcommand, the flag must not be set back by the subcommand's own default.
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show a traceback for errors")
+    return parser
+
+
+def _directory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIR", type=Path, help="the store's directory")
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help()
+    return FAILED
+
+
+# -- info --------------------------------------------------------------------------------------------------------------
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from carm.memory.extentfile import NAME
+    from carm.memory.units import format_bytes
+
+    out = _console()
+    with _open(arguments.directory) as store:
+        if store.schema is None:
+            out.print(f"{arguments.directory} is a store that nothing has been put in yet.")
+            return OK
+        assert store.catalogue is not None
+        extents = store.extents
+        marks = ", ".join(str(seq) for seq, _ in store.catalogue.load().marks)
+        kept = format_bytes(store.retained)
+        size, on_device = 0, 0
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(store.directory / NAME)
+            size, on_device = status.st_size, status.st_blocks * 512
+        facts = Table(box=None, show_header=False, pad_edge=False)
+        for name, value in (
+            ("store", store.directory),
+            ("identity", store.uuid),
+            ("fields", ", ".join(map(str, store.schema.fields))),
+            ("label", store.schema.label),
+            ("samples", f"{store.count:,} in {len(store.sets.labels):,} classes"),
+            ("their bytes", f"{format_bytes(store.live_bytes)}, in units of 512 bytes"),
+            ("extents.dat", f"{format_bytes(size)}, {format_bytes(on_device)} of it on the device"),
+            (
+                "free inside",
+                f"{format_bytes(extents.free)} in holes, {format_bytes(max(size - extents.end, 0))} at the end",
+            ),
+            ("capacity", "n/a (set by the program that opens the store for writing)"),
+            ("last commit", str(store.seq)),
+            (
+                "checkpoints",
+                f"at commit {marks}, {kept} evicted since is kept" if marks else "none that can be restored",
+            ),
+            ("dead entries", f"{store.buried:,} in the catalogue, until it is compacted"),
+            ("engine", _engine(store)),
+        ):
+            facts.add_row(name, str(value))
+        out.print(facts)
+        if store.count:
+            out.print("", _class_table(store, every=arguments.all), sep="\n")
+    return OK
+
+
+def _engine(store: Store) -> str:
+    if not store.count:
+        return "n/a: there is nothing to read"
+    kind = "the fastest just now" if store.count >= 32 else "the default: too few samples to time the others"
+    return f"{store.engine.name} ({kind})"
+
+
+def _class_table(store: Store, *, every: bool) -> Any:
+    from rich.table import Table
+
+    counts = {label: store.sets.count(label) for label in sorted(store.sets.labels)}
+    table = Table("class", "samples", "share", box=None, pad_edge=False)
+    for column in table.columns:
+        column.justify = "right"
+    shown = list(counts) if every else list(counts)[:_CLASSES_SHOWN]
+    for label in shown:
+        table.add_row(str(label), f"{counts[label]:,}", f"{counts[label] / store.count:.1%}")
+    if len(shown) < len(counts):
+        table.add_row("...", f"{len(counts) - len(shown):,} more", "--all")
+    return table
+
+
+# -- verify ------------------------------------------------------------------------------------------------------------
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is missing is reported below, by id
+        store = _open_to_read(arguments.directory)
+    with store:
+        if store.schema is None:
+            print("0 samples: nothing has been put in this store yet")
+            return OK
+        suspects = _beyond_the_end(store)
+        count = store.count
+        if count:
+            mean = max(store.live_bytes // count, 1)
+            with _progress() as progress:
+                task = progress.add_task("verifying", total=count)
+                for checked, bad in store.verify(batch=max(1, min(1024, _CHUNK // mean))):
+                    suspects += bad
+                    progress.advance(task, checked)
+        damaged = _still_there(arguments.directory, suspects)
+        total = count + store.corrupt
+    if not damaged:
+        print(f"{total:,} samples, all whole")
+        return OK
+    print(f"{total:,} samples, {len(damaged):,} damaged:")
+    for number in damaged:
+        print(number)
+    return DAMAGED
+
+
+def _beyond_the_end(store: Store) -> list[int]:
+    """Samples in the catalogue that the extent file is too short for; opening the store has left them out."""
+    import numpy as np
+
+    if not store.corrupt or store.catalogue is None:
+        return []
+    missing: list[int] = np.setdiff1d(store.catalogue.load().entries["id"], store.ids).tolist()
+    return missing
+
+
+def _still_there(directory: Path, suspects: list[int]) -> list[int]:
+    """Those of `suspects` that are in the store and damaged when it is opened anew.
+
+    A process that trains with the store may have evicted a sample since we looked, and used its room for another: that
+    is no damage.
+    """
+    import numpy as np
+
+    damaged = suspects
+    for _ in range(3):
+        if not damaged:
+            break
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            store = _open_to_read(directory)
+        with store:
+            missing = set(_beyond_the_end(store))
+            handles = store.handles_of(damaged)
+            known = np.flatnonzero(handles >= 0)
+            ok = np.zeros(len(known), bool)
+            for part in _chunks(store, handles[known]):
+                ok[part] = store.fetch(handles[known[part]])[2]
+            bad = {damaged[i] for i in known[~ok].tolist()} | missing
+        damaged = [i for i in damaged if i in bad]
+    return sorted(damaged)
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    if arguments.limit is not None and arguments.limit < 1:
+        raise ValueError(f"--limit {arguments.limit}: must be at least 1")
+    out: Path = arguments.out
+    if out.exists():
+        raise ValueError(f"{out} exists already; choose another name, or remove it first")
+    with _open_to_read(arguments.directory) as store:
+        if store.schema is None:
+            raise ValueError(f"{arguments.directory} is empty: there is nothing to export")
+        handles = _chosen(store, arguments.labels, arguments.limit)
+        writer: _Npz | _Files = _Npz(store, out) if arguments.format == "npz" else _Files(store, out)
+        bad: list[int] = []
+        with writer, _progress() as progress:
+            task = progress.add_task("exporting", total=len(handles))
+            for part in _chunks(store, handles):
+                here = handles[part]
+                data, starts, ok = store.fetch(here)
+                bad += store.ids[here[~ok]].tolist()
+                if ok.any():
+                    writer.write(store.ids[here[ok]], store.schema.unpack(data, starts[ok]))
+                progress.advance(task, len(here))
+        damaged = _still_there(arguments.directory, bad)
+    gone = len(bad) - len(damaged)
+    print(f"{len(handles) - len(bad):,} samples in {out}")
+    if gone:
+        print(f"carm: {gone:,} more were evicted by another process before they could be copied", file=sys.stderr)
+    if damaged:
+        print(f"carm: left out, because they are damaged: {' '.join(map(str, damaged))}", file=sys.stderr)
+        return DAMAGED
+    return OK
+
+
+def _chosen(store: Store, labels: list[int] | None, limit: int | None) -> NDArray[np.int64]:
+    """Index entries of the samples to export, by id."""
+    import numpy as np
+
+    live = store.live_handles()
+    if labels is not None:
+        unknown = sorted(set(labels) - set(store.sets.labels))
+        if unknown:
+            known = sorted(store.sets.labels)
+            named = ", ".join(map(str, known[:20])) + (", ..." if len(known) > 20 else "")
+            raise ValueError(f"no samples of class {unknown[0]} in {store.directory}; there are: {named or 'none'}")
+        live = live[np.isin(live, np.concatenate([store.sets.members(label) for label in labels]))]
+    return live[:limit]
+
+
+def _chunks(store: Store, handles: NDArray[Any]) -> Iterator[slice]:
+    """Cut `handles` into pieces that take about _CHUNK bytes of RAM each."""
+    import numpy as np
+
+    sizes = store.sizes[handles].astype(np.int64)
+    piece = np.maximum(np.cumsum(sizes) // _CHUNK, np.arange(len(sizes)) // 4096)
+    edges = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(sizes)]
+    for begin, end in itertools.pairwise(edges):
+        if begin < end:
+            yield slice(begin, end)
+
+
+def _readable(field: Field, value: NDArray[Any]) -> NDArray[Any]:
+    """The values of a fixed field as numpy knows them: bfloat16 is the upper half of a float32."""
+    import numpy as np
+
+    if field.dtype == "bfloat16":
+        value = (value.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.ascontiguousarray(value)
+
+
+@dataclass
+class _Column:
+    """One array of the npz file, growing in a temporary file."""
+
+    file: Any
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    rows: int = 0
+
+    def append(self, array: NDArray[Any]) -> None:
+        self.file.write(array.tobytes())
+        self.rows += len(array)
+
+
+class _Npz:
+    """One .npz file. Its arrays grow side by side in temporary files next to it, and are joined at the end: a zip
+    archive takes one member after the other, and how many samples there are is known only when all have been read."""
+
+    def __init__(self, store: Store, out: Path) -> None:
+        import numpy as np
+
+        assert store.schema is not None
+        self.schema = store.schema
+        self.out = out
+        self._folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
+        self._columns: dict[str, _Column] = {}
+        self._ends: dict[str, int] = {}
+        self._add("sample.ids", np.dtype("<i8"), ())
+        for f in self.schema.fields:
+            if f.shape is None:
+                self._add(f.name, np.dtype("u1"), ())
+                self._add(f"{f.name}.offsets", np.dtype("<i8"), ())
+                self._columns[f"{f.name}.offsets"].append(np.zeros(1, "<i8"))
+                self._ends[f.name] = 0
+            else:
+                self._add(f.name, np.dtype("<f4") if f.dtype == "bfloat16" else f.stored, f.shape)
+
+    def _add(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        file = open(self._folder / str(len(self._columns)), "w+b")  # noqa: SIM115 - closed in __exit__
+        self._columns[name] = _Column(file, dtype, shape)
+
+    def write(self, ids: NDArray[np.int64], fields: dict[str, Any]) -> None:
+        import numpy as np
+
+        self._columns["sample.ids"].append(ids)
+        for f in self.schema.fields:
+            value = fields[f.name]
+            if f.shape is None:
+                for item in value:
+                    self._columns[f.name].append(item)
+                ends = self._ends[f.name] + np.cumsum([len(item) for item in value], dtype="<i8")
+                self._columns[f"{f.name}.offsets"].append(ends)
+                self._ends[f.name] = int(ends[-1])
+            else:
+                self._columns[f.name].append(_readable(f, value))
+
+    def __enter__(self) -> _Npz:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._join()
+        finally:
+            for column in self._columns.values():
+                column.file.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _join(self) -> None:
+        import numpy as np
+
+        whole = self._folder / "npz"
+        with zipfile.ZipFile(whole, "w") as archive:
+            for name, column in self._columns.items():
+                header = {"descr": column.dtype.str, "fortran_order": False, "shape": (column.rows, *column.shape)}
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array_header_1_0(member, header)
+                    column.file.seek(0)
+                    shutil.copyfileobj(column.file, member, 1 << 20)
+            with archive.open("sample.schema.npy", "w") as member:
+                np.lib.format.write_array(member, np.array(self.schema.to_json()), allow_pickle=False)
+        os.rename(whole, self.out)
+
+
+class _Files:
+    """A folder per class, a file per sample and field, and an index."""
+
+    def __init__(self, store: Store, out: Path) -> None:
+        assert store.schema is not None
+        self.schema = store.schema
+        self.out = out
+        out.mkdir(parents=True)
+        self._index = open(out / "index.csv", "w", newline="")  # noqa: SIM115 - closed in __exit__
+        self._rows = csv.writer(self._index)
+        self._others = [f for f in self.schema.fields if f.name != self.schema.label]
+        self._rows.writerow(["id", self.schema.label, *(f.name for f in self._others)])
+        self._made: set[int] = set()
+
+    def write(self, ids: NDArray[np.int64], fields: dict[str, Any]) -> None:
+        columns = {
+            f.name: value if f.shape is None else _readable(f, value)
+            for f in self.schema.fields
+            for value in [fields[f.name]]
+        }
+        for i, number in enumerate(ids.tolist()):
+            label = int(columns[self.schema.label][i])
+            if label not in self._made:
+                (self.out / str(label)).mkdir()
+                self._made.add(label)
+            row: list[Any] = [number, label]
+            row += [self._cell(f, columns[f.name][i], f"{label}/{number:08d}.{f.name}") for f in self._others]
+            self._rows.writerow(row)
+
+    def _cell(self, field: Field, value: Any, stem: str) -> Any:
+        """What the index says about a field: its value if that is one number, else the file that holds it."""
+        import numpy as np
+
+        if field.shape == ():
+            return value.item()
+        name = stem + (_suffix(value[:8].tobytes()) if field.shape is None else ".npy")
+        if field.shape is None:
+            (self.out / name).write_bytes(value.tobytes())
+        else:
+            np.save(self.out / name, value, allow_pickle=False)
+        return name
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._index.close()
+
+
+def _suffix(head: bytes) -> str:
+    if head.startswith(b"\xff\xd8\xff"):
+        return ".jpg"
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return ".png"
+    return ".bin"
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from carm import demo
+
+    demo.main(slots=arguments.slots, seeds=arguments.seeds)
+    return OK
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    bench = importlib.import_module("carm.bench.memory")
+    where = {} if arguments.directory is None else {"directory": arguments.directory}
+    return int(bench.main(json_path=arguments.json, quick=arguments.quick, only=arguments.only, **where))
+
+
+def _open(directory: Path, engine: str = "auto") -> Store:
+    from carm.memory.store import Store
+
+    if not directory.is_dir():
+        raise FileNotFoundError(2, "there is no such directory", str(directory))
+    return Store(directory, readonly=True, engine=engine)
+
+
+def _open_to_read(directory: Path) -> Store:
+    """A store all of which is going to be read: from the device where possible, not from the page cache, and not
+    through a mapping, where an unreadable sector would end the process instead of being reported."""
+    store = _open(directory, "aio")
+    try:
+        if store.count:
+            _ = store.engine
+    except ValueError:
+        store.close()
+        return _open(directory, "preadv")
+    return store
+
+
+def _console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=False)
+
+
+def _progress() -> Progress:
+    """A progress bar on stderr, if that is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = _console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
