@@ -23,13 +23,13 @@ with (
     for step in range(500):
         y = torch.full((16,), step // 50)
         x = sample(y)
-        old = memory.draw(16)  # empty in the first step
-        logits = model(torch.cat([x, old.x]) if len(old) else x)
-        loss = torch.nn.functional.cross_entropy(logits, torch.cat([y, old.y]) if len(old) else y)
+        old = memory.draw(16)
+        logits = model(torch.cat([x, old.x]))
+        memory.feedback(old, logits[len(x) :])  # which old samples may go; others come while we go on
+        loss = torch.nn.functional.cross_entropy(logits, torch.cat([y, old.y]))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        memory.feedback(old, logits[len(x) :])  # which old samples may go; orders others in their place
         memory.add(x, y)  # some stay in RAM, all go to the store
     print(memory, memory.stats()["swapped"], "swaps")
 

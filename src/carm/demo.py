@@ -33,11 +33,11 @@ def learn(memory: carm.Memory, model: nn.Module, tasks: Sequence[Task], *, passe
         # Mini-batches of 16 new samples and 16 old ones, side by side in `batch.x` and `batch.y`.
         for batch in memory.bundle(task, batch_size=16, old_per_batch=16, passes=passes):
             logits = model(batch.x)
+            memory.feedback(batch, logits)  # the gate sees how the old ones did, and orders others in their place
             loss = loss_function(logits, batch.y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            memory.feedback(batch, logits)  # the gate sees how the old ones did, and orders others in their place
         memory.add(*task)  # the task is over: some of its samples stay in RAM, all of them go to the store
         memory.flush()  # wait until they are there
 

@@ -66,7 +66,16 @@ def choose(
         left_out.append(i)
         samples -= 1
         room -= int(sizes[i])
-    return victims, left_out
+    return _trimmed(sets, victims, samples, room, size_of), left_out
+
+
+def _trimmed(sets: ClassSets, victims: list[int], samples: int, room: int, size_of: Callable[[int], int]) -> list[int]:
+    """`victims`, less the last ones that need not go after all: a large arrival may have been left out since."""
+    while victims and samples < 0 and room + size_of(victims[-1]) <= 0:
+        room += size_of(victims[-1])
+        samples += 1
+        sets.release(victims.pop())
+    return victims
 
 
 def window(need: int, end: int, starts: Ints, ends: Ints, may_go: Bools, rng: np.random.Generator) -> Ints | None:

@@ -2,7 +2,7 @@
 
 All decisions are made here, in the thread that trains: who is in RAM, who is swapped, by whom, who is evicted. The
 worker only moves bytes. Between the two run orders (bounded by the spare blocks of the RAM tier) and reports, which are
-looked at whenever the training loop calls `feedback` or `add`, so that a slot changes only between two steps.
+looked at whenever the training loop calls, so that a slot changes only between two steps.
 """
 
 from __future__ import annotations
@@ -271,8 +271,7 @@ class Memory:
 
     def draw(self, n: int) -> Batch:
         """`n` different samples of the RAM tier, chosen uniformly; all of them if it holds fewer."""
-        if self._closed or self._pid != os.getpid():
-            self._check()
+        self._collect()
         if type(n) is not int or n < 1:
             n = parse_count("n", n)
         ram = self._ram
@@ -284,7 +283,7 @@ class Memory:
 
     def take(self, slots: Ints) -> Batch:
         """The samples in these slots."""
-        self._check()
+        self._collect()
         chosen = np.asarray(slots, np.int64)
         if self._ram is None or (len(chosen) and (chosen.min() < 0 or chosen.max() >= self._ram.table)):
             raise IndexError(f"slots must be from 0 to {self.capacity - 1}")

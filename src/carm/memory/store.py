@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carm.memory import directory as directories
-from carm.memory import evict, extentfile
+from carm.memory import catalogue, evict, extentfile
 from carm.memory.aio import Engine, open_engine
 from carm.memory.catalogue import ENTRY, Catalogue, Contents, Entries, Mark
 from carm.memory.checksum import checksum
@@ -124,22 +124,18 @@ class Store:
 
     def _open(self, schema: Schema | None) -> None:
         if self.readonly:
-            if not (self.directory / "catalogue.db").is_file():
+            if not (self.directory / catalogue.NAME).is_file():
                 raise StoreError(f"{self.directory} holds no store: there is no catalogue.db in it")
         else:
             self._take_directory()
         try:
+            self._check_pair()
             self.catalogue = Catalogue(self.directory, readonly=self.readonly)
             found = self.catalogue.schema()
             if found is not None and schema is not None and found != schema:
                 raise SchemaError(f"the store in {self.directory} holds samples {found}, not {schema}")
             if found is not None:
                 self._start(found)
-            elif self._file_length():
-                raise StoreError(
-                    f"{self.catalogue.path} is empty, but {extentfile.NAME} is not; bring back a copy of it, or use "
-                    "another directory"
-                )
             elif schema is not None and not self.readonly:
                 self.create(schema)
         except OSError as error:
@@ -152,6 +148,15 @@ class Store:
         except BaseException:
             self.close()
             raise
+
+    def _check_pair(self) -> None:
+        """The catalogue is made first. If only the extents are there, they must not be taken for those of a new store."""
+        path = self.directory / catalogue.NAME
+        if self._file_length() and not (path.exists() and path.stat().st_size):
+            raise StoreError(
+                f"{path} is missing or empty, but {extentfile.NAME} is not; bring back a copy of it, or use another "
+                "directory"
+            )
 
     def _take_directory(self) -> None:
         try:
