@@ -39,4 +39,5 @@ def paired_pass(
     order = rng.permutation(samples.count(new))
     for at in range(0, len(order), batch_size):
         part = samples.take(new, order[at : at + batch_size])
+        memory.poll()
         yield concatenate([part, memory.draw(old_per_batch)]) if len(memory) else part

@@ -109,9 +109,7 @@ class Carousel:
     def publish(self, report: ReadDone) -> None:
         """The worker has read an order's records: show them, unless they are damaged or their slot has changed."""
         ram, store, stats = self.ram, self.store, self.stats
-        swap = self.swaps.pop(report.ticket, None)
-        if swap is None:  # Ctrl-C came when this report was looked at before
-            return
+        swap = self.swaps.pop(report.ticket)
         slots, handles, first = swap.slots, swap.handles, swap.first
         n = len(slots)
         self.in_flight[slots] = False

@@ -82,7 +82,6 @@ class Intake:
         self.writing: tuple[WriteOrder, Ints, Ints] | None = None  # with the ids and slots of its births
         self.compacting = False
         self._send = send
-        self._sent = False
         self._carousel = carousel
 
     @property
@@ -106,10 +105,7 @@ class Intake:
     def pump(self, *, force: bool = False) -> None:
         """Send the buffer to storage if it is worth a commit and none is under way."""
         buffer = self.buffer
-        if self.writing is not None:
-            self._send_write()
-            return
-        if not buffer.samples or self._crowded:
+        if self.writing is not None or not buffer.samples or self._crowded:
             return
         due = buffer.samples >= self.batch or buffer.nbytes >= self.most // 4
         if not (force or due or time.monotonic() - buffer.since > self.patience):
@@ -121,16 +117,10 @@ class Intake:
             self.buffer = StreamBuffer()
             self.stats.unstored += len(ids)
             raise
-        self._sent = False
-        self.writing = order, ids[order.indices], slots[order.indices]
         self.buffer = StreamBuffer()
         self.stats.unstored += len(ids) - len(order.indices)
-        self._send_write()
-
-    def _send_write(self) -> None:
-        if not self._sent and self.writing is not None:
-            self._send(self.writing[0])
-            self._sent = True
+        self.writing = order, ids[order.indices], slots[order.indices]
+        self._send(order)
 
     @property
     def _crowded(self) -> bool:
@@ -144,8 +134,7 @@ class Intake:
 
     def written(self, report: WriteDone) -> None:
         """The worker has made a write durable, or found the device full."""
-        if self.writing is None or self.writing[0].seq != report.seq:  # sent twice, or looked at before Ctrl-C came
-            return
+        assert self.writing is not None
         if report.error is not None:
             self.requeue()
             self.store.full()
@@ -183,8 +172,9 @@ class Intake:
 
     def resend(self) -> None:
         """The worker was replaced: give the new one the write again. (Doing a write twice changes nothing.)"""
-        self.compacting = self._sent = False
-        self._send_write()
+        self.compacting = False
+        if self.writing is not None:
+            self._send(self.writing[0])
 
     def moved(self, now_at: Ints) -> None:
         """Slots were renumbered."""

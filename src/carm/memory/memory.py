@@ -29,10 +29,11 @@ from carm.memory.draws import Draws
 from carm.memory.errors import CarmError, CheckpointError, SchemaError, WorkerError
 from carm.memory.gate import Entropy, Gate, Signals
 from carm.memory.intake import Intake
+from carm.memory.interrupt import uninterrupted
 from carm.memory.keep import Keeper, choose_balanced, load_stored
 from carm.memory.ram import RamReader, RamTier
 from carm.memory.record import Records, Schema
-from carm.memory.select import Reservoir, Selection
+from carm.memory.select import Arrays, Reservoir, Selection
 from carm.memory.sizing import make_ram
 from carm.memory.stats import Stats
 from carm.memory.store import Store
@@ -160,9 +161,10 @@ class Memory:
 
     def _begin(self, schema: Schema, mean: float) -> None:
         """It is known how large samples are: make the RAM tier, the store's files, and the worker."""
+        ram = self._make_ram(schema, mean, self._slots, self._ram_bytes)
         if self.store is not None and self.store.schema is None:
             self.store.create(schema)
-        self._connect(self._make_ram(schema, mean, self._slots, self._ram_bytes))
+        self._connect(ram)
 
     def _connect(self, ram: RamTier) -> None:
         """Use this RAM tier from now on: everything that works on it is made anew."""
@@ -179,7 +181,16 @@ class Memory:
             self._start_worker()
 
     def _make_ram(self, schema: Schema, typical: float, slots: int | None, ram: int | None) -> RamTier:
-        return make_ram(schema, typical, slots=slots, ram=ram, queue=self._queue, swaps=self.store is not None)
+        store = self.store
+        tier = make_ram(schema, typical, slots=slots, ram=ram, queue=self._queue, swaps=store is not None)
+        if store is not None:
+            n, most, room = tier.capacity, store.max_samples, store.max_bytes
+            if (most is not None and n > most) or (room is not None and n * typical > room):
+                raise ValueError(
+                    f"the RAM tier has {n} slots, and storage_capacity={most or room} is less: storage also keeps "
+                    "what is in RAM, so it must hold at least as much"
+                )
+        return tier
 
     def _start_worker(self) -> None:
         assert self.store is not None and self._ram is not None
@@ -228,7 +239,10 @@ class Memory:
 
     def filled(self, slots: Ints) -> Ints:
         """Those of `slots` that hold a sample."""
-        return _NOBODY if self._ram is None else slots[self._ram.ids[slots] >= 0]
+        if self._ram is None:
+            return _NOBODY
+        slots = slots[slots < self._ram.table]
+        return slots[self._ram.ids[slots] >= 0]
 
     def class_counts(self) -> dict[int, tuple[int, int]]:
         """Samples of every class as (in RAM, in storage)."""
@@ -270,16 +284,24 @@ class Memory:
     # -- T: training draws -------------------------------------------------------------------------------------------
 
     def draw(self, n: int) -> Batch:
-        """`n` different samples of the RAM tier, chosen uniformly; all of them if it holds fewer."""
-        self._collect()
+        """`n` different samples of the RAM tier, chosen uniformly; all of them if it holds fewer.
+
+        Draws only read. Samples that have come in are published by `feedback`, `add` and `poll`.
+        """
+        if self._closed or self._pid != os.getpid():
+            self._check()
         if type(n) is not int or n < 1:
-            n = parse_count("n", n)
+        """Publish what has come in since the last call. `feedback`, `add`, `bundle` and `flush` do it anyway."""
         ram = self._ram
         count = 0 if ram is None else len(ram)
         if ram is None or count == 0:
             return self._empty_batch()
         chosen = self._draws.subset(count, min(n, count))
         return self._take(chosen if count == ram.table else ram.used()[chosen])
+
+    def poll(self) -> None:
+        """Publish samples that have come in since the last call. `feedback`, `add`, `bundle` and `flush` do it anyway."""
+        self._collect()
 
     def take(self, slots: Ints) -> Batch:
         """The samples in these slots."""
@@ -380,7 +402,8 @@ class Memory:
         picked = gate.pick(signals, self._rng["gate"], budget=budget)
         if not len(picked):
             return 0
-        ordered = carousel.order(slots[picked], ids[picked])
+        with uninterrupted():
+            ordered = carousel.order(slots[picked], ids[picked])
         if self._kind == "sync":
             self._collect()
         return ordered
@@ -405,18 +428,16 @@ class Memory:
         if worker is None:
             return
         inbox = worker.receive(timeout)
-        while inbox:
-            try:
-                self._handle(inbox[0])
-            except Exception:
-                inbox.popleft()
-                raise
-            inbox.popleft()
-            self._deaths = 0
-            if not inbox:
-                worker.receive()
+        if inbox:
+            with uninterrupted():
+                while inbox:
+                    self._handle(inbox.popleft())
+                    self._deaths = 0
+                    if not inbox:
+                        worker.receive()
         if not worker.alive and not worker.receive():
-            self._repair(None)
+            with uninterrupted():
+                self._repair(None)
 
     def _handle(self, report: Report) -> None:
         assert self._carousel is not None and self._intake is not None
@@ -439,6 +460,7 @@ class Memory:
         self._deaths += 1
         if trace is None and self._deaths > 3:
             trace = f"it died {self._deaths} times in a row without a report; its messages are on stderr"
+            self._deaths = 0
         if trace is not None:  # it may be the write that failed: do not send it for ever
             self._intake.requeue()
             raise WorkerError(f"the swap worker failed and was started again:\n{trace}")
@@ -476,15 +498,19 @@ class Memory:
         if n == 0:
             return _NOBODY
         records = self._pack(given, n)
-        ram, keeper = self._ram, self._keeper
+        hints = samples.as_signals("signals", signals, n), samples.as_signals("ram_signals", ram_signals, None)
+        with uninterrupted():
+            ids = self._take_in(records, hints, store)
+        if self._intake is not None and store:
+            self._hold_back()
+        return ids
+
+    def _take_in(self, records: Records, hints: tuple[Arrays, Arrays], store: bool) -> Ints:
+        ram, keeper, n = self._ram, self._keeper, len(records)
         assert ram is not None and keeper is not None
         if keeper.tight:
             self._settle()
-        hints, ram_hints = (
-            samples.as_signals("signals", signals, n),
-            samples.as_signals("ram_signals", ram_signals, None),
-        )
-        slots = np.asarray(self.select.place(records.labels, ram, self._rng["select"], hints, ram_hints), np.int64)
+        slots = np.asarray(self.select.place(records.labels, ram, self._rng["select"], *hints), np.int64)
         self._check_places(slots, n)
         self._see(set(records.labels.tolist()))
         ids = self._take_ids(n)
@@ -493,7 +519,6 @@ class Memory:
         if self._intake is not None and store:
             self._intake.buffer.push(records, ids, slots)
             self._intake.pump()
-            self._hold_back()
         return ids
 
     def _pack(self, given: dict[str, Any], n: int) -> Records:
@@ -501,7 +526,8 @@ class Memory:
             return self._ram.schema.pack(given)
         schema = self._known or Schema.infer(given, self.label)
         records = schema.pack(given)
-        self._begin(schema, records.nbytes / n)
+        with uninterrupted():
+            self._begin(schema, records.nbytes / n)
         return records
 
     def _see(self, labels: Iterable[int]) -> None:
@@ -540,7 +566,7 @@ class Memory:
             self._collect()
         begun = time.monotonic()
         while self._intake.nbytes > self._write_buffer:
-            self._intake.pump(force=True)
+            self._pump()
             self._collect(timeout=1.0)
             self._stats.add_wait_seconds += time.monotonic() - begun
             begun = time.monotonic()
@@ -553,8 +579,13 @@ class Memory:
     def _write_out(self) -> None:
         self._collect()
         while self._intake is not None and not self._intake.idle:
-            self._intake.pump(force=True)
+            self._pump()
             self._collect(timeout=1.0)
+
+    def _pump(self) -> None:
+        assert self._intake is not None
+        with uninterrupted():
+            self._intake.pump(force=True)
 
     def _drain(self) -> None:
         while self._carousel is not None and self._carousel.swaps:
@@ -597,10 +628,15 @@ class Memory:
             self._slots, self._ram_bytes = new_slots, new_bytes
             return
         self.flush()
-        assert self._keeper is not None
         mean = float(old.arrays.sizes[old.rows(old.used())].mean()) if len(old) else self._mean_size(old.schema)
         new = self._make_ram(old.schema, mean, new_slots, new_bytes)
-        self._slots, self._ram_bytes = new_slots, new_bytes
+        with uninterrupted():
+            self._slots, self._ram_bytes = new_slots, new_bytes
+            self._move(old, new)
+
+    def _move(self, old: RamTier, new: RamTier) -> None:
+        """Take the samples in `old` to `new`, as many as fit, and use that from now on."""
+        assert self._keeper is not None
         rng = self._rng["select"]
         while len(old) > new.capacity or old.blocks_in_use(new.layout.block) > new.free_blocks - new.spare:
             label = old.sets.largest(u=rng.random())
@@ -656,6 +692,10 @@ class Memory:
             self._collect(timeout=1.0)
         self._drain()
         checkpoint.check(state, self.schema, self._ram, self.store, self.select)
+        with uninterrupted():
+            self._become(state)
+
+    def _become(self, state: Mapping[str, Any]) -> None:
         if state["schema"] is not None:
             self._load(Schema.from_json(state["schema"]), state)
         self._slots, self._ram_bytes = state["slots"], state["ram_bytes"]
@@ -703,15 +743,19 @@ class Memory:
         if self._closed or self._pid != os.getpid():
             return
         try:
-            self._write_out()
+            try:
+                self._write_out()
+            except WorkerError:  # perhaps of a read, which does not matter any more
+                self._write_out()
         finally:
-            self._closed = True
-            if self._worker is not None:
-                self._worker.close()
-            if self.store is not None:
-                self.store.close()
-            if self._ram is not None:
-                self._ram.retire()
+            with uninterrupted():
+                self._closed = True
+                if self._worker is not None:
+                    self._worker.close()
+                if self.store is not None:
+                    self.store.close()
+                if self._ram is not None:
+                    self._ram.retire()
 
     def __enter__(self) -> Memory:
         return self

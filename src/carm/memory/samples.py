@@ -29,9 +29,13 @@ def count(fields: Mapping[str, Any]) -> int:
     """How many samples there are."""
     if not fields:
         return 0
+    for name, value in fields.items():
+        if not hasattr(value, "__len__"):
+            raise SchemaError(f"field {name!r} needs one row per sample; got {value!r}")
     name, first = next(iter(fields.items()))
-    if not hasattr(first, "__len__"):
-        raise SchemaError(f"field {name!r} needs one row per sample; got {first!r}")
+    for other, value in fields.items():
+        if len(value) != len(first):
+            raise SchemaError(f"field {other!r} has {len(value)} samples, but {name!r} has {len(first)}")
     return len(first)
 
 

@@ -37,6 +37,8 @@ def fence() -> None:
 class SharedBlock:
     """`size` bytes of zeros, shared with every process that gets this object."""
 
+    fd = -1
+
     def __init__(self, size: int) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if hasattr(os, "memfd_create"):

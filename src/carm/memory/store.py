@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from carm.memory import directory as directories
 from carm.memory import catalogue, evict, extentfile
+from carm.memory import directory as directories
 from carm.memory.aio import Engine, open_engine
 from carm.memory.catalogue import ENTRY, Catalogue, Contents, Entries, Mark
 from carm.memory.checksum import checksum
@@ -117,6 +117,7 @@ class Store:
         self.file: ExtentFile | None = None
         self.catalogue: Catalogue | None = None
         self.schema: Schema | None = None
+        self._ready = False  # whether what is in the catalogue is known, and so may be changed
         self._adopt(_NOTHING, 0)
         self._open(schema)
 
@@ -138,19 +139,14 @@ class Store:
                 self._start(found)
             elif schema is not None and not self.readonly:
                 self.create(schema)
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            if error.errno in extentfile.FULL:
-                raise StoreFull(
-                    f"{self.directory}: the device is full; free some room, or use another directory"
-                ) from error
-            raise
-        except BaseException:
-            self.close()
+            if _is_full(error):
+                raise StoreFull(f"{self.directory}: the device is full; free some room") from error
             raise
 
     def _check_pair(self) -> None:
-        """The catalogue is made first. If only the extents are there, they must not be taken for those of a new store."""
+        """The catalogue is made first: extents without one are not those of a new store."""
         path = self.directory / catalogue.NAME
         if self._file_length() and not (path.exists() and path.stat().st_size):
             raise StoreError(
@@ -174,8 +170,17 @@ class Store:
     def create(self, schema: Schema) -> None:
         """Make this empty store one for samples of `schema`."""
         self._check_capacity(schema)
-        self._writable().create(schema)
-        self._start(schema)
+        catalogue = self._writable()
+        try:
+            catalogue.create(schema)
+            found = catalogue.schema()
+            if found != schema:  # laid out by an attempt that got no further
+                raise SchemaError(f"the store in {self.directory} is for samples {found}, not {schema}")
+            self._start(schema)
+        except OSError as error:
+            if _is_full(error):
+                raise StoreFull(f"{self.directory}: the device is full; free some room") from error
+            raise
 
     def _check_capacity(self, schema: Schema) -> None:
         least = max(4 * padded(schema.head_size), _LEAST_FILE)
@@ -196,11 +201,12 @@ class Store:
                 "or use another directory"
             )
         if not self.readonly:
-            self.file = ExtentFile(self.directory)
+            self.file = self.file or ExtentFile(self.directory)
             self.file.reserve(_LEAST_FILE, _LEAST_FILE)
         self.uuid = self.catalogue.uuid()
         self.schema = schema
         self._adopt(contents, length or 0)
+        self._ready = True
 
     def _file_length(self) -> int | None:
         try:
@@ -264,7 +270,7 @@ class Store:
         if self._pid != os.getpid():
             return
         try:
-            if self.file is not None:
+            if self._ready and not self.readonly:
                 self.settle()
         except (OSError, StoreError) as error:
             log.warning(
@@ -275,10 +281,11 @@ class Store:
                 if part is not None:
                     part.close()
             self.file = self.catalogue = self.lock = None
+            self._ready = False
 
     def settle(self) -> None:
-        """Commit deaths that wait for a commit, take back what a failed order may have said, and merge the catalogue's rows
-        if more than half of it is dead."""
+        """Commit deaths that wait for a commit, take back what a failed order may have said, and merge the catalogue's
+        rows if more than half of it is dead."""
         catalogue = self._writable()
         if len(self._doomed) or self._first_deaths or self._in_doubt:
             self._commit_deaths([])
@@ -664,7 +671,7 @@ class Store:
                 perform(order, self.file, catalogue)
             except BaseException as error:
                 self.fail(order)
-                if not isinstance(error, OSError) or error.errno not in extentfile.FULL:
+                if not _is_full(error):
                     raise
                 self.full()
                 continue
@@ -770,7 +777,7 @@ class Store:
         catalogue = self._writable()
         if state["uuid"] != self.uuid:
             raise CheckpointError(f"the checkpoint is of another store than the one in {self.directory}")
-        if (state["seq"], state["token"]) not in self._marks:
+        if (state["seq"], state.get("token")) not in self._marks:
             raise CheckpointError(
                 f"the store in {self.directory} cannot go back to commit {state['seq']}: samples of that time have "
                 "been evicted for good, or it has gone back to an earlier one. It can go back to "
@@ -791,6 +798,10 @@ def verified(
     out = np.zeros(len(ok), bool)
     out[good] = checksum(data, starts[good], sizes[good]) == sums[good]
     return out
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in extentfile.FULL
 
 
 def _empty_records() -> Records:

@@ -10,12 +10,14 @@ The same `serve` runs in a thread, in a helper process, or (`SyncWorker`) in the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
@@ -36,6 +38,7 @@ from carm.memory import extentfile
 from carm.memory.aio import DEPTH, Engine, open_engine
 from carm.memory.catalogue import Catalogue
 from carm.memory.extentfile import ExtentFile
+from carm.memory.interrupt import uninterrupted
 from carm.memory.ram import Layout, scatter
 from carm.memory.record import Bytes
 from carm.memory.shared import SharedBlock
@@ -198,7 +201,7 @@ def serve(get: Callable[[bool], Any], put: Callable[[Report], None], executor: E
 class Worker(ABC):
     """The training process's end of a swap worker.
 
-    Reports stay in `inbox` until they have been dealt with: Ctrl-C may come at any moment, and a report that got lost
+    Reports are kept in `inbox` until they are taken out: Ctrl-C may come while they are received, and one that got lost
     would be waited for in vain.
     """
 
@@ -336,12 +339,10 @@ class ProcessWorker(Worker):
     def receive(self, timeout: float = 0.0) -> deque[Report]:
         try:
             while not self._broken and self._pipe.poll(0 if self.inbox else timeout):
-                self.inbox.append(self._pipe.recv())
+                with uninterrupted():  # not in the middle of a message
+                    self.inbox.append(self._pipe.recv())
         except (EOFError, OSError):
             self._broken = True
-        except BaseException:  # Ctrl-C in the middle of a message
-            self._broken = True
-            raise
         return self.inbox
 
     @property
@@ -352,13 +353,17 @@ class ProcessWorker(Worker):
         if self._pipe.closed:
             return
         self._orders.put(_STOP)
-        self._sender.join(timeout=60)
+        until = time.monotonic() + 60
+        with contextlib.suppress(EOFError, OSError):  # until it has said all, and hung up
+            while not self._broken and self._pipe.poll(max(until - time.monotonic(), 0)):
+                self.inbox.append(self._pipe.recv())
         self._pipe.close()
         try:
-            self.process.wait(timeout=60)
+            self.process.wait(timeout=max(until - time.monotonic(), 1))
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self._sender.join()
 
 
 def helper(pipe_fd: int, memory_fd: int) -> None:

@@ -1,0 +1,167 @@
+"""What it costs to store a sample, whether that grows with the store, and how long a large store takes to open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from carm.bench.raw import Log
+from carm.bench.report import Row, Target, amount, compare
+from carm.bench.timing import Measure, alternate
+from carm.bench.workspace import SMALL, TINY, Workspace, drop_cache, samples
+from carm.memory.memory import Memory
+from carm.memory.select import Reservoir
+from carm.memory.store import Store
+
+_SLOTS = 2_000
+_COMMIT = 2_048  # samples per commit when a store is filled
+
+
+def append(work: Workspace) -> Iterator[Row]:
+    """`append`: batches of 256 records of 3 KB, on the device when the call returns; the other side writes the same
+    bytes.
+
+    The sides take turns batch by batch: a disk that slows down after a burst slows down both.
+    """
+    rng = np.random.default_rng(3)
+    batch = samples(SMALL, 256, rng)
+    packed = SMALL.pack(batch)
+    pieces = [packed.data.data[s : s + n] for s, n in zip(packed.starts.tolist(), packed.sizes.tolist(), strict=True)]
+    log = Log(work.directory / "append.log")
+    with contextlib.closing(log), Store(work.directory / "append", schema=SMALL) as store:
+
+        def ours() -> float:
+            begun = time.perf_counter()
+            store.append(batch)
+            return time.perf_counter() - begun
+
+        measured = alternate({"ours": ours, "raw": lambda: log.append(pieces)}, work.sizes.appends)
+    work.discard("append")
+    os.unlink(work.directory / "append.log")
+    yield compare(
+        "append",
+        "256 records of 3 KB",
+        measured["ours"],
+        measured["raw"],
+        of="speed",
+        unit="ms",
+        against="pwritev + fdatasync",
+        target=Target(">=", 0.3),
+    )
+
+
+# -- many samples ------------------------------------------------------------------------------------------------------
+
+
+def _filled(work: Workspace, count: int) -> Path:
+    """A store with `count` samples of 64 bytes, in commits larger than those of a training run, to be done sooner."""
+    return work.store(f"tiny-{count}", TINY, count, batch=_COMMIT)
+
+
+class _Adding:
+    """Adds batches to one memory, and remembers what the calls alone took."""
+
+    def __init__(self, memory: Memory, batch: int, count: int) -> None:
+        self.memory, self.batch, self.count = memory, batch, count
+        self.calls: list[float] = []
+        self._samples = samples(TINY, batch, np.random.default_rng(4))
+
+    def __call__(self) -> float:
+        """Seconds per sample, until all of them are on the device."""
+        x, y = self._samples["x"], self._samples["y"]
+        begun = time.perf_counter()
+        for _ in range(self.count // self.batch):
+            self.memory.add(x, y)
+        added = time.perf_counter()
+        self.memory.flush()
+        self.calls.append((added - begun) / self.count)
+        return (time.perf_counter() - begun) / self.count
+
+
+def add(work: Workspace) -> Iterator[Row]:
+    """`add`: does a sample cost more when many are stored already? One memory of each size, in turns."""
+    sizes = work.sizes
+    few, most = sizes.stored[0], sizes.stored[-1]
+    with contextlib.ExitStack() as stack:
+        memories = {
+            count: stack.enter_context(
+                Memory(slots=_SLOTS, storage=_filled(work, count), select=Reservoir(), swap="thread", engine="aio")
+            )
+            for count in sizes.stored
+        }
+        for batch in (10, 128):
+            adding = {str(count): _Adding(memory, batch, sizes.added) for count, memory in memories.items()}
+            for first in adding.values():
+                first()
+                first.calls.clear()
+            measured = alternate(adding, 2 * sizes.repetitions + 1)
+            for count in sizes.stored[1:]:
+                target = Target("<=", 1.3) if count == most else None
+                what, against = f"batches of {batch}, {count:,} stored", f"{few:,} stored"
+                yield compare(
+                    "add",
+                    f"{what}, until on the device",
+                    measured[str(count)],
+                    measured[str(few)],
+                    of="cost",
+                    unit="us",
+                    against=against,
+                    target=target,
+                )
+                yield compare(
+                    "add",
+                    f"{what}, the call alone",
+                    adding[str(count)].calls,
+                    adding[str(few)].calls,
+                    of="cost",
+                    unit="us",
+                    against=against,
+                    target=target,
+                )
+        for count, memory in memories.items():
+            stats = memory.stats()
+            yield amount(
+                "add",
+                f"index per sample, {count:,} stored",
+                [stats["index_bytes"] / stats["stored_samples"]],
+                unit="bytes",
+                against="a bound",
+                target=Target("<=", 64),
+            )
+    for count in sizes.stored[:-1]:
+        work.discard(f"tiny-{count}")
+
+
+def open_many(work: Workspace) -> Iterator[Row]:
+    """`open-1m`: opening a large store, per million samples, with its files in the page cache and without."""
+    count = work.sizes.stored[-1]
+    store = _filled(work, count)
+
+    def opening(prepare: Callable[[], None]) -> Measure:
+        def measure() -> float:
+            prepare()
+            begun = time.perf_counter()
+            with Store(store) as opened:
+                taken = time.perf_counter() - begun
+                return taken / opened.count * 1_000_000
+
+        return measure
+
+    measured = alternate(
+        {"warm": opening(lambda: None), "dropped": opening(lambda: drop_cache(store))}, work.sizes.repetitions
+    )
+    for name, cache in (("warm", "page cache warm"), ("dropped", "page cache dropped")):
+        yield amount(
+            "open-1m",
+            f"{count:,} stored, {cache}",
+            measured[name],
+            unit="s",
+            against="a bound, per million",
+            target=Target("<=", 1.0),
+        )
+    work.discard(store.name)

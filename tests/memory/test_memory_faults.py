@@ -1,0 +1,594 @@
+"""What goes wrong around a memory: workers that die or fail, interrupts, forks, full devices, damaged files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from patterns import FIXED, audit, keys_of, samples
+
+from carm.memory import extentfile, swap
+from carm.memory.errors import CarmError, CorruptRecord, StoreFull, WorkerError
+from carm.memory.gate import Random
+from carm.memory.memory import Memory
+from carm.memory.record import Field, Schema
+from carm.memory.select import Ring  # noqa: F401 - for the scripts
+from carm.memory.store import Store
+
+CLASSES = 4
+HERE = Path(__file__).parent
+
+
+def numbered(n: int, begin: int = 0) -> dict[str, Any]:
+    keys = np.arange(begin, begin + n)
+    return samples(keys, keys % CLASSES)
+
+
+def stored(directory: Path, n: int, **arguments: Any) -> Memory:
+    with Memory(1, storage=directory, engine="preadv") as memory:
+        memory.add(**numbered(n))
+    return Memory(**({"storage": directory, "engine": "preadv", "gate": Random(1.0)} | arguments))
+
+
+def feed(memory: Memory, n: int = 10) -> int:
+    batch = memory.draw(n)
+    return memory.feedback(batch, torch.zeros(len(batch), CLASSES))
+
+
+def helper_of(memory: Memory) -> int:
+    worker = memory._worker
+    assert isinstance(worker, swap.ProcessWorker)
+    return worker.process.pid
+
+
+def gone(pid: int, seconds: float = 20) -> bool:
+    """Whether the process ends in time (a zombie has ended)."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def run(script: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own; it can import what tests can."""
+    begin = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n"
+    command = [sys.executable, "-c", begin + textwrap.dedent(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+# -- the helper process dies -------------------------------------------------------------------------------------------
+
+
+def test_a_killed_helper_is_replaced_and_its_swaps_are_dropped(tmp_path: Path) -> None:
+    with stored(tmp_path, 200, slots=20, swap="process", throttle="100MB/s,200ms") as memory:
+        feed(memory)
+        memory.flush()
+        assert feed(memory, 20) == 20
+        assert memory._carousel is not None
+        before = memory._carousel.outstanding
+        os.kill(helper_of(memory), signal.SIGKILL)
+        with pytest.warns(RuntimeWarning, match="worker died"):
+            memory.flush()
+        stats = memory.stats()
+        assert stats["worker_restarts"] == 1
+        assert stats["dropped"]["worker died"] == before == 20
+        audit(memory)
+        assert feed(memory, 20) == 20  # the slots can be swapped again, by the new helper
+        memory.flush()
+        assert memory.stats()["swapped"] == 30
+        keys_of(memory.draw(20))
+        audit(memory)
+
+
+def test_a_killed_helper_is_noticed_by_a_training_loop(tmp_path: Path) -> None:
+    with stored(tmp_path, 200, slots=20, swap="process") as memory, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step = 0
+        for kill in range(4):
+            until = memory.stats()["swapped"] + 40
+            while memory.stats()["swapped"] < until:
+                feed(memory, 8)
+                memory.add(**numbered(2, 1000 + 2 * step))
+                step += 1
+                audit(memory)
+                time.sleep(0.001)
+            feed(memory, 8)
+            if kill < 3:
+                os.kill(helper_of(memory), signal.SIGKILL)
+        memory.flush()
+        stats = memory.stats()
+        assert stats["worker_restarts"] == 3
+        assert stats["stored_samples"] == 200 + 2 * step
+        audit(memory)
+        assert memory.store is not None
+        ids = memory.store.ids[memory.store.live_handles()]
+        assert keys_of(memory.store.read(ids)).tolist() == [i if i < 200 else i + 800 for i in ids.tolist()]
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.3])
+def test_a_helper_killed_in_a_write_loses_nothing(tmp_path: Path, delay: float) -> None:
+    """The write takes 0.2 s; it is sent again to the next helper, and stored once."""
+    with Memory(10, storage=tmp_path, engine="preadv", swap="process", schema=FIXED, throttle="200kB/s") as memory:
+        feed(memory)
+        memory.add(**numbered(10))
+        memory.flush()  # the helper is up
+        memory.add(**numbered(600, 10))
+        time.sleep(delay)
+        os.kill(helper_of(memory), signal.SIGKILL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            memory.flush()
+        audit(memory)
+        assert memory.stats()["stored"] == memory.stats()["stored_samples"] == 610
+    with Store(tmp_path, engine="preadv") as store:
+        assert keys_of(store.read(np.arange(610))).tolist() == list(range(610))
+        assert not [bad for _, bad in store.verify() if bad]
+
+
+def test_a_helper_that_cannot_start_is_an_error_not_a_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(10, storage=tmp_path, engine="preadv", swap="process")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        memory.add(**numbered(300))
+        with pytest.raises(WorkerError, match="in a row"):
+            memory.flush()
+    monkeypatch.undo()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        memory.flush()  # as soon as it can be started, all is well
+    assert memory.stats()["stored_samples"] == memory.stats()["added"]
+    audit(memory)
+    memory.close()
+
+
+def test_the_helper_ends_when_the_training_process_is_killed(tmp_path: Path) -> None:
+    script = """
+        import os, signal, torch
+        from test_memory_faults import *
+        memory = stored(Path(sys.argv[1]), 100, slots=20, swap="process", throttle="1MB/s,50ms")
+        feed(memory)
+        print(helper_of(memory), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    out = run(script, str(tmp_path))
+    assert out.returncode == -signal.SIGKILL, out.stderr
+    assert gone(int(out.stdout))
+    with Memory(20, storage=tmp_path, engine="preadv") as memory:  # the lock went with it
+        assert memory.stats()["stored_samples"] == 100
+
+
+def test_the_helper_ends_with_close(tmp_path: Path) -> None:
+    memory = stored(tmp_path, 100, slots=20, swap="process")
+    feed(memory)
+    pid = helper_of(memory)
+    memory.close()
+    assert gone(pid, 1)
+
+
+def test_the_thread_ends_with_close(tmp_path: Path) -> None:
+    memory = stored(tmp_path, 100, slots=20, swap="thread")
+    feed(memory)
+    worker = memory._worker
+    assert isinstance(worker, swap.ThreadWorker)
+    thread = worker._thread
+    assert thread.is_alive()
+    memory.resize(10)
+    assert not thread.is_alive()
+    memory.close()
+    assert not worker._thread.is_alive()
+
+
+# -- the worker fails --------------------------------------------------------------------------------------------------
+
+
+class Faulty:
+    """Makes one function of the worker raise for a while."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.on = False
+        original = getattr(swap.Executor, name)
+
+        def wrapped(executor: Any, *arguments: Any) -> Any:
+            if self.on:
+                raise OSError(errno.EIO, "the device burns")
+            return original(executor, *arguments)
+
+        monkeypatch.setattr(swap.Executor, name, wrapped)
+
+
+def _until_error(call: Any, seconds: float = 20) -> WorkerError:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            call()
+        except WorkerError as error:
+            return error
+        time.sleep(0.002)
+    raise AssertionError("the worker's error never reached the caller")
+
+
+@pytest.mark.parametrize("kind", ["sync", "thread"])
+@pytest.mark.parametrize("where", ["begin", "finish"])
+def test_an_error_in_a_read_reaches_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, where: str
+) -> None:
+    with stored(tmp_path, 200, slots=20, swap=kind) as memory:
+        fault = Faulty(monkeypatch, where)
+        fault.on = True
+        error = _until_error(lambda: feed(memory))
+        assert "the device burns" in str(error)
+        assert "Traceback" in str(error)
+        fault.on = False
+        audit(memory)
+        stats = memory.stats()
+        assert stats["worker_restarts"] >= 1
+        assert stats["dropped"]["worker died"] >= 1
+        feed(memory)
+        memory.flush()
+        assert memory.stats()["swapped"] > 0
+        audit(memory)
+
+
+@pytest.mark.parametrize("kind", ["sync", "thread"])
+def test_an_error_in_a_write_reaches_the_caller_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with stored(tmp_path, 200, slots=20, swap=kind, write_batch=4) as memory:
+        fault = Faulty(monkeypatch, "write")
+        fault.on = True
+        error = _until_error(
+            lambda: memory.add(**numbered(50, 1000)) if not memory.stats()["added"] else memory.flush()
+        )
+        assert "the device burns" in str(error)
+        audit(memory)
+        with pytest.raises(WorkerError, match="the device burns"):
+            memory.flush()
+        assert memory.stats()["stream_samples"] == 50
+        keys_of(memory.draw(20))
+        fault.on = False
+        memory.flush()
+        audit(memory)
+        assert memory.stats()["stored_samples"] == 250
+
+
+@pytest.mark.parametrize("kind", ["sync", "thread"])
+def test_close_with_a_device_that_fails_says_so_and_lets_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    memory = stored(tmp_path, 200, slots=20, swap=kind, write_batch=1000)
+    memory.add(**numbered(50, 1000))
+    fault = Faulty(monkeypatch, "write")
+    fault.on = True
+    with pytest.raises(WorkerError, match="the device burns"):
+        memory.close()
+    memory.close()
+    with pytest.raises(CarmError, match="closed"):
+        memory.draw(1)
+    with Memory(20, storage=tmp_path, engine="preadv") as again:
+        assert again.stats()["stored_samples"] == 200
+
+
+def test_an_extent_file_that_cannot_be_read_reaches_the_caller(tmp_path: Path) -> None:
+    """The real thing, in the helper process: the file is not there any more when it is opened."""
+    with stored(tmp_path, 200, slots=20, swap="process") as memory:
+        os.rename(tmp_path / extentfile.NAME, tmp_path / "away")
+        error = _until_error(lambda: feed(memory))
+        assert "Traceback" in str(error)
+        assert extentfile.NAME in str(error)
+        os.rename(tmp_path / "away", tmp_path / extentfile.NAME)
+        feed(memory)
+        memory.flush()
+        assert memory.stats()["swapped"] >= 10
+        audit(memory)
+
+
+# -- damaged records ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sync", "thread", "process"])
+def test_a_damaged_record_is_dropped_and_training_goes_on(tmp_path: Path, kind: str) -> None:
+    with stored(tmp_path, 60, slots=20, swap=kind) as memory:
+        store = memory.store
+        assert store is not None
+        assert memory._ram is not None
+        outside = [h for h in store.live_handles().tolist() if store.sets.is_open(h)][:10]
+        with open(tmp_path / extentfile.NAME, "r+b") as file:
+            for handle in outside:
+                file.seek(int(store.offsets[handle]) + 5)
+                file.write(b"\xff\x00\xff")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(60):
+                feed(memory, 10)
+                memory.flush()
+                keys_of(memory.draw(20))
+                audit(memory)
+        assert {w.category for w in caught} == {CorruptRecord}
+        assert caught[0].filename == __file__, "the warning points at the library, not at the training loop"
+        stats = memory.stats()
+        assert stats["dropped"]["corrupt"] == stats["corrupt"] == 10
+        assert stats["stored_samples"] == 50
+        memory.add(**numbered(4, 1000))
+    with Memory(60, storage=tmp_path, engine="preadv") as memory:
+        assert memory.stats()["stored_samples"] == len(memory) == 54
+        assert memory.stats()["corrupt"] == 0
+
+
+def test_damage_found_when_opening(tmp_path: Path) -> None:
+    with Memory(20, storage=tmp_path, engine="preadv") as memory:
+        memory.add(**numbered(20))
+        memory.flush()
+        assert memory.store is not None
+        offset = int(memory.store.offsets[3])
+    with open(tmp_path / extentfile.NAME, "r+b") as file:
+        file.seek(offset)
+        file.write(b"\xff\x00\xff")
+    with pytest.warns(CorruptRecord, match="checksum"):
+        memory = Memory(20, storage=tmp_path, engine="preadv")
+    with memory:
+        assert len(memory) == 19
+        keys_of(memory.draw(20))
+        audit(memory)
+
+
+# -- no room on the device ---------------------------------------------------------------------------------------------
+
+BIG = Schema((Field("x", "uint8", (3, 32, 32)), *FIXED.fields[1:]))
+
+
+def big(n: int, begin: int = 0) -> dict[str, Any]:
+    keys = np.arange(begin, begin + n)
+    return samples(keys, keys % CLASSES, BIG)
+
+
+def test_a_full_device_evicts_and_goes_on(tmp_path: Path) -> None:
+    """No file may pass 5 MB: about 1400 samples."""
+    script = """
+        import resource
+        from test_memory_faults import *
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5_000_000, 5_000_000))
+        for kind in ("sync", "thread", "process"):
+            directory = Path(sys.argv[1]) / kind
+            memory = Memory(50, storage=directory, engine="preadv", swap=kind, write_batch=64, gate=Random(1.0))
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for step in range(40):
+                    memory.add(**big(64, 64 * step))
+                    batch = memory.draw(20)
+                    assert keys_of(batch, BIG).tolist() == batch.ids.tolist()
+                    memory.feedback(batch, torch.zeros(len(batch), CLASSES))
+                memory.flush()
+            assert [w for w in caught if "device is full" in str(w.message)], caught
+            stats = memory.stats()
+            assert stats["stored"] + stats["unstored"] == stats["added"] == 64 * 40, stats
+            assert 1000 < stats["stored_samples"] < 1400, stats
+            assert stats["evicted"] == 2560 - stats["stored_samples"], stats
+            ids = memory.store.ids[memory.store.live_handles()]
+            assert keys_of(memory.store.read(ids), BIG).tolist() == ids.tolist()
+            assert len(memory) == 50
+            audit(memory)
+            memory.close()
+            with Memory(50, storage=directory, engine="preadv") as memory:
+                assert len(memory) == 50
+                assert memory.stats()["stored_samples"] == stats["stored_samples"]
+        print("good")
+    """
+    out = run(script, str(tmp_path))
+    assert out.stdout == "good\n", out.stdout + out.stderr
+
+
+def test_a_device_too_small_for_ram(tmp_path: Path) -> None:
+    """More slots than the device holds samples: what finds no room is in RAM only, and is counted."""
+    script = """
+        import resource
+        from test_memory_faults import *
+        memory = Memory(1500, storage=sys.argv[1], engine="preadv", swap="sync", schema=BIG, select=Ring())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
+        warnings.simplefilter("ignore")
+        full = 0
+        for step in range(15):
+            try:
+                memory.add(**big(64, 64 * step))
+            except StoreFull as error:
+                assert "room" in str(error)
+                full += 1
+        batch = memory.draw(1500)
+        assert len(batch) == 960
+        assert keys_of(batch, BIG).tolist() == batch.ids.tolist()
+        stats = memory.stats()
+        assert stats["unstored"] > 300, stats
+        assert stats["stored"] + stats["unstored"] == 960, stats
+        ids = memory.store.ids[memory.store.live_handles()]
+        assert len(ids) > 400
+        assert keys_of(memory.store.read(ids), BIG).tolist() == ids.tolist()
+        memory.close()
+        print("good")
+    """
+    out = run(script, str(tmp_path))
+    assert out.stdout == "good\n", out.stdout + out.stderr
+
+
+def test_store_full_is_an_error_that_leaves_the_memory_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stored(tmp_path, 100, slots=20, swap="sync") as memory:
+        assert memory.store is not None
+
+        def full(*_: Any) -> Any:
+            raise StoreFull("no room")
+
+        monkeypatch.setattr(memory.store, "plan", full)
+        with pytest.raises(StoreFull):
+            memory.add(**numbered(5, 1000))
+        assert memory.stats()["unstored"] == 5
+        monkeypatch.undo()
+        memory.add(**numbered(5, 1005))
+        assert memory.stats()["stored_samples"] == 105
+        feed(memory)
+        assert len(memory.draw(20)) == 20
+        audit(memory, loose=set(range(100, 105)))
+
+
+# -- interrupts, exits and forks ---------------------------------------------------------------------------------------
+
+
+class Interrupter(threading.Thread):
+    """Presses Ctrl-C now and then, at any point of whatever the main thread is doing, while `armed`."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.rng = random.Random(seed)
+        self.armed = threading.Event()
+        self.stop = False
+        self.start()
+
+    def run(self) -> None:
+        while not self.stop:
+            if self.armed.wait(0.1):
+                time.sleep(0.003 * self.rng.random())
+                if self.armed.is_set():
+                    self.armed.clear()
+                    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("kind", ["sync", "thread", "process"])
+def test_ctrl_c_leaves_a_memory_that_can_be_used_on(tmp_path: Path, kind: str) -> None:
+    """Whatever the interrupt hits, nothing is half done, nothing waits for ever, and nothing is lost."""
+    interrupter = Interrupter(5)
+    with stored(tmp_path, 100, slots=20, swap=kind, write_batch=8) as memory, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        added, interrupts = 0, 0
+        until = time.monotonic() + 6
+        while interrupts < 150 and time.monotonic() < until:
+            try:
+                interrupter.armed.set()
+                while True:
+                    feed(memory, 8)
+                    memory.add(**numbered(3, 1000))
+                    if memory.stats()["added"] % 7 == 0:
+                        memory.flush()
+                    if memory.stats()["added"] % 11 == 0:
+                        memory.resize(15 + added % 10)
+                        added += 1
+            except KeyboardInterrupt:
+                interrupts += 1
+            audit(memory)
+            keys_of(memory.draw(20))
+        interrupter.stop = True
+        assert interrupts > 30
+        memory.flush()
+        audit(memory)
+        stats = memory.stats()
+        assert stats["stored_samples"] == 100 + stats["added"]
+        assert stats["worker_restarts"] == 0
+
+
+def test_memories_left_open_at_exit_are_closed_with_a_warning(tmp_path: Path) -> None:
+    script = """
+        from test_memory_faults import *
+        keep = []
+        for kind in ("sync", "thread", "process"):
+            memory = stored(Path(sys.argv[1]) / kind, 100, slots=20, swap=kind, throttle="1MB/s,20ms")
+            feed(memory)
+            memory.add(**numbered(20, 1000))
+            keep.append(memory)
+        keep.append(keep)  # a cycle: nothing is freed before the very end
+    """
+    begun = time.monotonic()
+    out = run(script, str(tmp_path))
+    assert out.returncode == 0, out.stderr
+    assert out.stderr.count("was not closed") == 3
+    assert "Traceback" not in out.stderr
+    assert time.monotonic() - begun < 60
+    for kind in ("sync", "thread", "process"):
+        with Memory(20, storage=tmp_path / kind, engine="preadv") as memory:
+            assert memory.stats()["stored_samples"] == 120
+
+
+def test_an_exception_in_the_loop_closes_the_memory(tmp_path: Path) -> None:
+    def train() -> float:
+        with stored(tmp_path, 100, slots=20) as memory:
+            memory.add(**numbered(20, 1000))
+            return 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    with Memory(20, storage=tmp_path, engine="preadv") as memory:
+        assert memory.stats()["stored_samples"] == 120
+
+
+def test_a_forked_child_is_told_and_does_no_harm(tmp_path: Path) -> None:
+    script = """
+        from test_memory_faults import *
+        for kind in ("sync", "thread", "process"):
+            directory = Path(sys.argv[1]) / kind
+            memory = stored(directory, 100, slots=20, swap=kind, write_batch=1000)
+            memory.add(**numbered(30, 1000))
+            feed(memory)
+            reader = memory.reader()
+            pid = os.fork()
+            if pid == 0:
+                told = 0
+                calls = (lambda: memory.draw(3), lambda: memory.add(**numbered(5, 5000)), memory.flush, memory.refill,
+                         memory.state_dict, memory.reader, lambda: memory.resize(5), lambda: feed(memory),
+                         lambda: list(memory.bundle()), lambda: memory.load_state_dict({}))
+                for call in calls:
+                    try:
+                        call()
+                    except CarmError as error:
+                        assert "memory.reader()" in str(error), error
+                        told += 1
+                keys_of(reader.read(reader.filled()))
+                memory.close()
+                del memory
+                sys.exit(0 if told == len(calls) else 3)  # a full interpreter exit, finalisers and all
+            assert os.waitpid(pid, 0)[1] == 0
+            feed(memory)
+            memory.add(**numbered(30, 1030))
+            memory.flush()
+            audit(memory)
+            assert memory.stats()["stored_samples"] == 160
+            keys_of(memory.draw(20))
+            memory.close()
+            with Store(directory, engine="preadv") as store:
+                assert len(store) == 160
+                assert not [bad for _, bad in store.verify() if bad]
+        print("good")
+    """
+    out = run(script, str(tmp_path))
+    assert out.stdout == "good\n", out.stdout + out.stderr
+
+
+def test_a_memory_is_not_copied_or_pickled(tmp_path: Path) -> None:
+    import copy
+    import pickle
+
+    with stored(tmp_path, 100, slots=20) as memory:
+        for call in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(CarmError, match=r"memory\.reader"):
+                call(memory)
+
+
+def test_two_memories_cannot_have_one_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with stored(tmp_path, 100, slots=20) as memory:
+        with pytest.raises(CarmError, match="open"):
+            Memory(20, storage=tmp_path)
+        assert len(memory.draw(5)) == 5
+    assert "not closed" not in caplog.text

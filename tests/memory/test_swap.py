@@ -1,0 +1,475 @@
+"""Swapping: who is chosen, that training does not wait, that the queue is bounded, and what a slow device does."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from patterns import FIXED, VARIABLE, audit, keys_of, samples
+
+from carm.memory.aio import DEPTH
+from carm.memory.gate import Entropy, Gate, Random
+from carm.memory.memory import Memory
+from carm.memory.ram import RamTier
+from carm.memory.record import Schema
+from carm.memory.select import Ring
+from carm.memory.store import Store
+from carm.memory.swap import WORKERS, Plan, ReadDone, ReadOrder
+from carm.memory.throttle import Throttle
+
+CLASSES = 4
+WORKER_KINDS = ["sync", "thread", "process"]
+
+
+def numbered(n: int, begin: int = 0, schema: Schema = FIXED, classes: int = CLASSES) -> dict[str, Any]:
+    keys = np.arange(begin, begin + n)
+    return samples(keys, keys % classes, schema)
+
+
+def stored(directory: Path, n: int, **arguments: Any) -> Memory:
+    """A memory over a store of `n` samples."""
+    with Memory(1, storage=directory, engine="preadv") as memory:
+        memory.add(**numbered(n))
+    return Memory(**({"storage": directory, "engine": "preadv", "gate": Random(1.0)} | arguments))
+
+
+def feed(memory: Memory, batch: Any) -> int:
+    return memory.feedback(batch, torch.zeros(len(batch), CLASSES))
+
+
+class Only(Gate):
+    """Swaps the slots in `which`, and nothing else."""
+
+    def __init__(self, which: set[int]) -> None:
+        super().__init__(1.0)
+        self.which = which
+
+    def pick(self, signals: Any, rng: Any, *, budget: int | None = None) -> Any:
+        return np.array([i for i in range(len(signals.y)) if i in self.which], np.int64)
+
+
+# -- who comes in ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("swap", WORKER_KINDS)
+@pytest.mark.parametrize("schema", [FIXED, VARIABLE], ids=["fixed", "variable"])
+def test_a_swap_brings_another_sample_of_the_class(tmp_path: Path, swap: str, schema: Schema) -> None:
+    with Memory(12, storage=tmp_path, engine="preadv", swap=swap, gate=Random(1.0), write_batch=8) as memory:
+        memory.add(**numbered(200, schema=schema))
+        memory.flush()
+        for _ in range(10):
+            before = memory.take(memory.slots)
+            assert feed(memory, before) == 12
+            memory.flush()
+            after = memory.take(memory.slots)
+            assert after.y.equal(before.y)
+            assert not set(after.ids.tolist()) & set(before.ids.tolist())
+            assert keys_of(after, schema).tolist() == after.ids.tolist()
+            audit(memory)
+        stats = memory.stats()
+        assert stats["swapped"] == stats["ordered"] == stats["picked"] == 120
+        assert stats["bytes_read"] > 0
+        assert stats["worker"] == swap
+
+
+def test_the_replacement_is_uniform_over_the_class(tmp_path: Path) -> None:
+    """Slot 0 is swapped again and again: each time to one of the 19 others of its class that are not in RAM."""
+    with stored(tmp_path, 4 * 22, slots=12, swap="sync", gate=Only({0}), seed=1) as memory:
+        batch = memory.take(memory.slots[:1])
+        label = int(batch.y[0])
+        in_ram = {int(i) for i in memory._ram.ids[memory.slots[1:]]} if memory._ram is not None else set()
+        candidates = {i for i in range(4 * 22) if i % 4 == label} - in_ram
+        times = Counter[int]()
+        last = -1
+        after: dict[int, Counter[int]] = {}
+        for _ in range(4000):
+            batch = memory.take(memory.slots[:1])
+            current = int(batch.ids[0])
+            times[current] += 1
+            after.setdefault(last, Counter())[current] += 1
+            assert current != last
+            last = current
+            assert feed(memory, batch) == 1
+        assert set(times) == candidates
+        k = len(candidates)
+        expected = 4000 / k
+        assert sum((n - expected) ** 2 / expected for n in times.values()) < 50  # 18-20 degrees of freedom, 0.1 %: 45
+        assert all(len(after[i]) == k - 1 for i in candidates)  # whoever is in RAM is followed by each of the others
+        audit(memory)
+
+
+def test_samples_in_ram_are_never_brought_in_again(tmp_path: Path) -> None:
+    with stored(tmp_path, 40, slots=36, swap="sync") as memory:
+        for _ in range(50):
+            feed(memory, memory.draw(20))
+            audit(memory)  # no id twice
+        stats = memory.stats()
+        assert stats["swapped"] > 0
+        assert stats["dropped"]["no other sample"] > 0
+
+
+def test_a_class_with_one_sample_is_not_swapped(tmp_path: Path) -> None:
+    with Memory(4, storage=tmp_path, engine="preadv", swap="sync", gate=Random(1.0), select=Ring()) as memory:
+        memory.add(**samples([0, 1, 2, 3, 4, 5], [7, 8, 8, 8, 8, 8]))
+        for i in range(5):
+            batch = memory.take(memory.slots)
+            lonely = batch.y.tolist().index(7)
+            assert batch.ids[lonely] == 0
+            assert feed(memory, batch) == 2  # three of class 8 are in RAM, and two are not
+            assert memory.stats()["dropped"]["no other sample"] == 2 * (i + 1)
+            audit(memory)
+
+
+def test_everything_in_ram_means_nothing_to_swap(tmp_path: Path) -> None:
+    with Memory(50, storage=tmp_path, engine="preadv", swap="sync", gate=Random(1.0)) as memory:
+        memory.add(**numbered(30))
+        assert feed(memory, memory.draw(30)) == 0
+        assert memory.stats()["dropped"]["no other sample"] == 30
+
+
+def test_orders_count_what_the_gate_picked(tmp_path: Path) -> None:
+    with stored(tmp_path, 400, slots=40, swap="sync", gate=Random(0.3)) as memory:
+        ordered = [feed(memory, memory.draw(10)) for _ in range(20)]
+        assert sum(ordered) == memory.stats()["picked"] == memory.stats()["swapped"] == 60
+    with stored(tmp_path, 1, slots=40, swap="sync", gate=Random(0.0)) as memory:
+        assert feed(memory, memory.draw(10)) == 0
+        assert memory.stats()["picked"] == 0
+
+
+def test_entropy_swaps_what_the_model_is_sure_of(tmp_path: Path) -> None:
+    with stored(tmp_path, 400, slots=40, swap="sync", gate=Entropy(0.5)) as memory:
+        batch = memory.draw(10)
+        logits = 0.1 * torch.nn.functional.one_hot(batch.y, CLASSES)  # right, but not sure
+        sure = torch.arange(10) % 2 == 0
+        logits[sure] = 20.0 * torch.nn.functional.one_hot(batch.y[sure], CLASSES)
+        assert memory.feedback(batch, logits) == 5
+        after = memory.take(batch.slots)
+        assert (torch.from_numpy(after.ids != batch.ids) == sure).all()
+
+
+def test_entropy_looks_at_the_columns_of_classes_seen_only(tmp_path: Path) -> None:
+    """Two samples with equal logits on the classes seen; the others must not count."""
+    with Memory(8, storage=tmp_path, engine="preadv", swap="sync", gate=Entropy(0.5)) as memory:
+        memory.add(**numbered(80, classes=2))
+        batch = memory.draw(8)
+        logits = torch.full((8, 10), 50.0)  # certain of classes that nobody has seen
+        logits[:, :2] = 0.1 * torch.nn.functional.one_hot(batch.y, 2)
+        logits[:4, :2] = 20.0 * torch.nn.functional.one_hot(batch.y[:4], 2)
+        memory.feedback(batch, logits)
+        after = memory.take(batch.slots)
+        assert (after.ids != batch.ids).tolist() == [True] * 4 + [False] * 4
+
+
+def test_feedback_takes_logits_of_the_whole_batch_or_of_the_old_samples(tmp_path: Path) -> None:
+    for which in ("all", "old"):
+        with stored(tmp_path / which, 400, slots=40, swap="sync", gate=Entropy(0.5)) as memory:
+            for batch in memory.bundle(numbered(40, 1000), batch_size=20):
+                olds = int(batch.old.sum())
+                sure = torch.arange(olds) < olds // 2
+                logits = 0.1 * torch.nn.functional.one_hot(batch.y, CLASSES)
+                right = torch.nn.functional.one_hot(batch.y, CLASSES) * 20.0
+                rows = torch.nonzero(batch.old).flatten()[sure]
+                logits[rows] = right[rows]
+                logits[~batch.old] = 1e9 * torch.nn.functional.one_hot(batch.y[~batch.old], CLASSES)
+                memory.feedback(batch, logits if which == "all" else logits[batch.old])
+                slots = batch.slots[batch.slots >= 0]
+                after = memory.take(slots)
+                changed = after.ids != batch.ids[batch.slots >= 0]
+                assert changed[: olds // 2].all()
+                assert changed.sum() <= olds // 2 + 1  # what rounding left of earlier batches
+
+
+# -- slots that change hands -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("swap", ["thread", "process"])
+def test_an_order_for_a_slot_that_changed_hands_is_dropped(tmp_path: Path, swap: str) -> None:
+    with stored(tmp_path, 100, slots=10, swap=swap, select=Ring(), throttle="100MB/s,50ms") as memory:
+        batch = memory.draw(10)
+        assert feed(memory, batch) == 10
+        audit(memory)
+        new = memory.add(**numbered(6, 1000)).tolist()
+        memory.flush()
+        stats = memory.stats()
+        assert stats["dropped"]["slot changed"] == 6
+        assert stats["swapped"] == 4
+        after = memory.draw(10)
+        assert set(new) <= set(after.ids.tolist())
+        assert keys_of(after).tolist() == [i if i < 100 else i + 900 for i in after.ids.tolist()]
+        audit(memory)
+
+
+def test_samples_that_left_between_draw_and_feedback_are_stale(tmp_path: Path) -> None:
+    """Their slots have other classes now, perhaps ones that the model has no column for yet."""
+    with stored(tmp_path, 100, slots=10, swap="sync", gate=Entropy(0.8), select=Ring()) as memory:
+        batch = memory.draw(10)
+        memory.add(**samples(np.arange(1000, 1004), [99] * 4))
+        left = 10 - len(set(batch.ids.tolist()) & set(memory.draw(10).ids.tolist()))
+        assert left >= 2
+        ordered = memory.feedback(batch, torch.zeros(10, CLASSES))
+        assert ordered == int((10 - left) * 0.8)
+        assert memory.stats()["dropped"]["stale"] == left
+        audit(memory)
+
+
+def test_a_slot_is_never_ordered_twice(tmp_path: Path) -> None:
+    with stored(tmp_path, 100, slots=10, swap="thread", throttle="100MB/s,30ms") as memory:
+        batch = memory.draw(10)
+        assert feed(memory, batch) == 10
+        assert feed(memory, batch) == 0
+        assert memory.stats()["dropped"]["in flight"] == 10
+        audit(memory)
+        memory.flush()
+        assert feed(memory, batch) == 0
+        assert memory.stats()["dropped"]["stale"] == 10
+
+
+def test_a_batch_with_a_slot_twice(tmp_path: Path) -> None:
+    with stored(tmp_path, 100, slots=10, swap="sync") as memory:
+        batch = memory.take(np.array([3, 3, 5, 3]))
+        assert feed(memory, batch) == 2
+        assert memory.stats()["dropped"]["in flight"] == 2
+        audit(memory)
+
+
+def test_settling_while_orders_are_under_way(tmp_path: Path) -> None:
+    """Large samples come in and slots are renumbered, while swaps for the old numbers are being read."""
+    with Memory(
+        ram="100kB", storage=tmp_path, engine="preadv", swap="thread", queue=6, gate=Random(1.0), throttle="50MB/s,10ms"
+    ) as memory:
+        memory.add(**numbered(300, schema=VARIABLE))
+        memory.flush()
+        for step in range(20):
+            feed(memory, memory.draw(6))
+            keys = np.arange(step * 5, step * 5 + 5) + 1000
+            large = samples(keys, keys % CLASSES, VARIABLE, most=12_000)
+            memory.add(**large, store=False)
+            audit(memory, loose=set(range(300, 400)), unsent=5 * (step + 1))
+        memory.flush()
+        stats = memory.stats()
+        assert stats["squeezed"] > 0
+        assert stats["swapped"] > 0
+        audit(memory, loose=set(range(300, 400)), unsent=100)
+
+
+# -- the queue ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("swap", ["thread", "process"])
+def test_the_queue_is_bounded_by_the_spare_rows(tmp_path: Path, swap: str) -> None:
+    with stored(tmp_path, 400, slots=100, queue=7, swap=swap, throttle="200kB/s,20ms") as memory:
+        begun = time.monotonic()
+        for _ in range(60):
+            feed(memory, memory.draw(5))
+            stats = memory.stats()
+            assert stats["queue_depth"] <= 7
+            audit(memory)
+        assert time.monotonic() - begun < 2.0  # 300 samples one after the other would take 6 s
+        stats = memory.stats()
+        assert stats["deepest"] == 7
+        assert stats["dropped"]["queue full"] > 0
+        assert stats["picked"] == 300
+        known = sum(stats["dropped"][r] for r in ("queue full", "in flight", "stale", "no other sample"))
+        assert stats["ordered"] + known == 300
+        memory.flush()
+        assert memory.stats()["swapped"] == stats["ordered"]
+
+
+def test_small_stores_keep_what_is_in_ram_though_swaps_hold_the_rest(tmp_path: Path) -> None:
+    """Samples on their way in hold all that could be evicted: those that wait for storage must not be left out."""
+    with Memory(
+        10, storage=tmp_path, storage_capacity=12, engine="preadv", swap="thread", select=Ring(), write_batch=2,
+        queue=8, gate=Random(1.0), throttle="10MB/s,40ms",
+    ) as memory:  # fmt: skip
+        memory.add(**samples(np.arange(12), [0] * 12))
+        memory.flush()
+        for step in range(8):
+            feed(memory, memory.draw(10))
+            memory.add(**samples(np.arange(2) + 100 + 2 * step, [0] * 2))
+            memory.feedback(memory.draw(10), torch.zeros(10, 1))
+            audit(memory)
+            assert memory.stats()["stored_samples"] <= 12
+        memory.flush()
+        audit(memory)
+        assert (memory._ram is not None) and (memory._ram.handles[memory.slots] >= 0).all()
+
+
+# -- asynchrony --------------------------------------------------------------------------------------------------------
+
+
+def test_sync_feedback_waits_for_the_device(tmp_path: Path) -> None:
+    with stored(tmp_path, 400, slots=40, swap="sync", throttle="100MB/s,20ms") as memory:
+        batch = memory.draw(4)
+        begun = time.monotonic()
+        feed(memory, batch)
+        assert time.monotonic() - begun >= 0.020
+        assert memory.stats()["swapped"] == 4
+
+
+@pytest.mark.parametrize("swap", ["thread", "process"])
+def test_async_feedback_does_not_wait(tmp_path: Path, swap: str) -> None:
+    with stored(tmp_path, 4000, slots=400, swap=swap, throttle="100MB/s,20ms") as memory:
+        feed(memory, memory.draw(4))
+        memory.flush()
+        taken = []
+        for _ in range(20):
+            batch = memory.draw(4)
+            begun = time.perf_counter()
+            assert feed(memory, batch) == 4
+            taken.append(time.perf_counter() - begun)
+            assert (memory.take(batch.slots).ids == batch.ids).all()  # nothing has changed yet
+            memory.flush()
+            assert (memory.take(batch.slots).ids != batch.ids).all()
+        assert sorted(taken)[10] < 0.002, f"feedback took {sorted(taken)}"
+        assert memory.stats()["order_age_mean"] >= 0.020
+        assert memory.stats()["order_age_max"] < 2.0
+
+
+@pytest.mark.parametrize("swap", ["thread", "process"])
+def test_swaps_are_published_by_later_calls_without_a_flush(tmp_path: Path, swap: str) -> None:
+    with stored(tmp_path, 400, slots=40, swap=swap, throttle="100MB/s,10ms") as memory:
+        batch = memory.draw(8)
+        feed(memory, batch)
+        until = time.monotonic() + 10
+        while memory.stats()["queue_depth"] and time.monotonic() < until:
+            memory.draw(1)
+            time.sleep(0.001)
+        assert memory.stats()["swapped"] == 8
+        assert (memory.take(batch.slots).ids != batch.ids).all()
+
+
+def test_several_reads_are_under_way_at_once(tmp_path: Path) -> None:
+    """Latencies overlap: as many orders as fit side by side take about as long as one."""
+    with stored(tmp_path, 4000, slots=400, swap="thread", throttle="100MB/s,20ms") as memory:
+        rounds = 10
+
+        def seconds(orders: int) -> float:
+            begun = time.monotonic()
+            for _ in range(rounds):
+                for slot in range(orders):
+                    assert feed(memory, memory.take(np.array([slot]))) == 1
+                memory.flush()
+            return time.monotonic() - begun
+
+        one, four = seconds(1), seconds(DEPTH)
+        assert one >= rounds * 0.020
+        assert four < 2.0 * one  # 4 times as much in at most twice the time; one after the other it would be 4 times
+
+
+@pytest.mark.parametrize("swap", ["thread", "process"])
+def test_training_is_not_held_up_by_a_slow_write(tmp_path: Path, swap: str) -> None:
+    with stored(tmp_path, 400, slots=40, swap=swap, throttle="20kB/s") as memory:
+        begun = time.monotonic()
+        memory.add(**numbered(300, 1000))  # 72 bytes each: a second
+        taken = []
+        for _ in range(50):
+            batch = memory.draw(8)
+            before = time.perf_counter()
+            feed(memory, batch)
+            memory.add(**numbered(1, 2000))
+            taken.append(time.perf_counter() - before)
+        assert time.monotonic() - begun < 0.5
+        assert sorted(taken)[45] < 0.01
+        audit(memory)
+
+
+def test_thousands_of_small_orders_and_a_large_write_do_not_lock_up(tmp_path: Path) -> None:
+    """Both directions of the pipe to the helper are full: neither side may wait for the other."""
+    schema = Schema((*FIXED.fields[:2], FIXED.fields[2]))
+    with Memory(3000, storage=tmp_path, engine="preadv", swap="process", queue=3000, gate=Random(1.0)) as memory:
+        memory.add(**numbered(9000, schema=schema))
+        memory.flush()
+        begun = time.monotonic()
+        for slot in range(3000):
+            feed(memory, memory.take(np.array([slot])))
+        big = np.zeros((2000, 3, 4, 4), np.uint8)
+        memory.add(x=big, y=np.zeros(2000, np.int64), logits=np.zeros((2000, 4), np.float32))
+        memory.flush()
+        assert time.monotonic() - begun < 60
+        assert memory.stats()["stored"] == 11_000
+        audit(memory)
+
+
+# -- the gate's own pace -----------------------------------------------------------------------------------------------
+
+
+def _train(memory: Memory, steps: int, step: float) -> list[int]:
+    depths = []
+    for _ in range(steps):
+        begun = time.monotonic()
+        feed(memory, memory.draw(32))
+        depths.append(memory.stats()["queue_depth"])
+        time.sleep(max(0.0, step - (time.monotonic() - begun)))
+    return depths
+
+
+def test_auto_keeps_orders_young_on_a_slow_device(tmp_path: Path) -> None:
+    """2 MB/s and 5 ms: about 160 samples of 12 kB a second, in steps of 10 ms with 32 old samples each."""
+    schema = Schema((FIXED.fields[1], FIXED.fields[2], type(FIXED.fields[0])("x", "uint8", (3, 64, 64))))
+    with Memory(1, storage=tmp_path, engine="preadv") as memory:
+        keys = np.arange(600)
+        fields = samples(keys, keys % CLASSES)
+        memory.add(**fields | {"x": np.zeros((600, 3, 64, 64), np.uint8)})
+        assert memory.schema is not None
+        assert {f.name for f in memory.schema.fields} == {f.name for f in schema.fields}
+    with Memory(200, storage=tmp_path, engine="preadv", gate=Random("auto"), throttle="2MB/s,5ms", queue=128) as memory:
+        depths = _train(memory, 150, 0.010)
+        stats = memory.stats()
+        assert stats["swapped"] > 60  # 240 could be read in 1.5 s
+        assert stats["order_age_mean"] < 0.060, "orders wait in a queue"  # 5 steps and the latency
+        assert max(depths[20:]) < 30
+        assert stats["dropped"]["queue full"] == 0
+
+
+def test_auto_swaps_nearly_everything_on_a_fast_device(tmp_path: Path) -> None:
+    with stored(tmp_path, 2000, slots=400, gate=Random("auto")) as memory:
+        _train(memory, 150, 0.005)
+        memory.flush()
+        assert memory.stats()["swapped"] > 0.8 * 150 * 32
+
+
+# -- workers on their own ----------------------------------------------------------------------------------------------
+
+
+def _worker(kind: str, store: Store, throttle: Throttle | None = None) -> tuple[Any, RamTier]:
+    assert store.schema is not None
+    ram = RamTier(store.schema, 20, blocks=40, block=RamTier.block_size(store.schema, 500), spare=20)
+    return WORKERS[kind](Plan(store.directory, "preadv", ram.layout, throttle), ram.shared), ram
+
+
+@pytest.mark.parametrize("kind", WORKER_KINDS)
+def test_a_worker_finishes_what_was_sent_before_it_stops(tmp_path: Path, kind: str) -> None:
+    with Store(tmp_path, engine="preadv") as store:
+        store.append(numbered(40))
+        worker, ram = _worker(kind, store, Throttle(1e8, 0.01))
+        for ticket in range(10):
+            handles = np.array([ticket])
+            blocks = ram.allocate(store.sizes[handles].astype(np.int64))
+            assert blocks is not None
+            sizes = store.sizes[handles].astype(np.int64)
+            worker.send(ReadOrder(ticket, store.offsets[handles], sizes, store.sums[handles], blocks))
+        assert worker.alive
+        worker.close()
+        worker.close()
+        reports = list(worker.receive() if kind == "thread" else worker.inbox)
+        assert [r.ticket for r in reports if isinstance(r, ReadDone) and r.ok.all()] == list(range(10))
+        got = {bytes(row[:48]) for row in ram.arrays.arena}
+        assert {bytes(x.tobytes()) for x in numbered(10)["x"]} <= got
+
+
+def test_the_helper_process_loads_no_torch(tmp_path: Path) -> None:
+    with stored(tmp_path, 40, slots=10, swap="process") as memory:
+        feed(memory, memory.draw(5))
+        memory.flush()
+        assert memory._worker is not None
+        pid = memory._worker.process.pid  # type: ignore[attr-defined]
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert "torch" not in maps
+        assert "numpy" in maps
+        assert os.getsid(pid) != os.getsid(0)  # Ctrl-C in the terminal does not reach it
