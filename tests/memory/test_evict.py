@@ -94,10 +94,13 @@ def test_pinned_arrivals_go_last() -> None:
 
 
 def test_bytes() -> None:
-    size_of = {0: 512, 1: 2048, 2: 512}
-    victims, left_out = run(make({0: 3}), [], room=2500, size_of=size_of.__getitem__)
-    assert sum(size_of[v] for v in victims) >= 2500 or len(victims) == 3
-    assert left_out == []
+    for room, count in ((1, 1), (1024, 1), (1025, 2), (2500, 3), (9999, 5)):
+        victims, left_out = run(make({0: 5}), [], room=room, size_of=lambda _: 1024)
+        assert len(victims) == count and left_out == []
+    sizes = {0: 512, 1: 2048, 2: 512}
+    for seed in range(10):  # no more than is needed, whichever comes first
+        victims, _ = run(make({0: 3}), [], room=2500, size_of=sizes.__getitem__, seed=seed)
+        assert sum(sizes[v] for v in victims) >= 2500 > sum(sizes[v] for v in victims[:-1])
     victims, left_out = run(make({}), [0, 0], room=600, sizes=[512, 4096])
     assert victims == [] and left_out in ([0, 1], [1])
 

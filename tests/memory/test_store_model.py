@@ -116,6 +116,7 @@ class StoreModel(RuleBasedStateMachine):
         assert gone <= opened, "one that is held was evicted"
         self.labels = {i: c for i, c in (before | new).items() if i in living}
         self.uncertain = {} if new or gone else self.uncertain
+        assert not n or not (self.store._first_deaths or self.store._in_doubt or len(self.store._doomed)), "left undone"
         if self.options["capacity"] is None:
             assert not gone and len(new) == n
         elif self.limit is None:

@@ -291,7 +291,7 @@ class Memory:
         if self._closed or self._pid != os.getpid():
             self._check()
         if type(n) is not int or n < 1:
-        """Publish what has come in since the last call. `feedback`, `add`, `bundle` and `flush` do it anyway."""
+            n = parse_count("n", n)
         ram = self._ram
         count = 0 if ram is None else len(ram)
         if ram is None or count == 0:
@@ -300,7 +300,7 @@ class Memory:
         return self._take(chosen if count == ram.table else ram.used()[chosen])
 
     def poll(self) -> None:
-        """Publish samples that have come in since the last call. `feedback`, `add`, `bundle` and `flush` do it anyway."""
+        """Publish what has come in since the last call. `feedback`, `add`, `bundle` and `flush` do it anyway."""
         self._collect()
 
     def take(self, slots: Ints) -> Batch:
