@@ -168,7 +168,7 @@ CASES = {
 def test_kill_9(child: Child, tmp_path: Path, case: str, place: str) -> None:
     """Many rounds on one directory. In memory, where a sync costs nothing, more happens between two kills."""
     schema, capacity = CASES[case]
-    rounds = 36 if place == "memory" else 8
+    rounds = 30 if place == "memory" else 8
     base = tmp_path
     if place == "memory":
         if not os.access("/dev/shm", os.W_OK):

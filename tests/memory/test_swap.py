@@ -338,7 +338,7 @@ def test_swaps_are_published_by_later_calls_without_a_flush(tmp_path: Path, swap
         feed(memory, batch)
         until = time.monotonic() + 10
         while memory.stats()["queue_depth"] and time.monotonic() < until:
-            memory.draw(1)
+            memory.poll()
             time.sleep(0.001)
         assert memory.stats()["swapped"] == 8
         assert (memory.take(batch.slots).ids != batch.ids).all()

@@ -21,7 +21,7 @@ VERSION = 1
 def store_state(store: Store) -> dict[str, Any]:
     """The store's moment, and the order of its index: random choices depend on it."""
     order = [(label, opened, torch.from_numpy(store.ids[items])) for label, opened, items in store.sets.order()]
-    counters = {"evicted": store.evicted, "corrupt": store.corrupt}
+    counters = {"evicted": store.evicted, "corrupt": store.corrupt, "largest": store._largest}
     return store.checkpoint() | counters | {"order": order, "evict": dict(store.rng.bit_generator.state)}
 
 
@@ -30,7 +30,7 @@ def load_store(store: Store, state: Mapping[str, Any]) -> None:
     store.restore(dict(state))
     store.sets.restore([(int(c), int(n), store.handles_of(ids.numpy())) for c, n, ids in state["order"]])
     store.rng.bit_generator.state = state["evict"]
-    store.evicted, store.corrupt = state["evicted"], state["corrupt"]
+    store.evicted, store.corrupt, store._largest = state["evicted"], state["corrupt"], state["largest"]
 
 
 def ram_state(ram: RamTier) -> dict[str, Any]:

@@ -71,33 +71,21 @@ class ExtentFile:
             return
         self.reserve(int((offsets + sizes).max()), limit)
         order = np.argsort(offsets, kind="stable")
-        view = data.data
-        run: list[memoryview] = []
-        run_start = run_end = -1
-        # Neighbouring extents go out in one call. The gap between a record's end and the next extent is never read as
-        # data: it is filled with zeros only to keep the run in one piece.
-        for i in order.tolist():
-            offset, size, start = int(offsets[i]), int(sizes[i]), int(starts[i])
-            gap = offset - run_end
-            if not run or gap < 0 or gap >= 512 or len(run) > 900:
-                self._write_run(run, run_start)
-                run, run_start = [], offset
-            elif gap:
-                run.append(_ZEROS[:gap])
-            run.append(view[start : start + size])
-            run_end = offset + size
-        self._write_run(run, run_start)
+        offsets, starts, sizes = offsets[order], starts[order], sizes[order]
+        room = -(-sizes // 512) * 512
+        # Neighbouring extents go out in one call, with zeros between a record's end and the next extent.
+        breaks = np.flatnonzero(offsets[1:] != offsets[:-1] + room[:-1]) + 1
+        for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(offsets)], strict=True):
+            self._write_all(
+                _side_by_side(data, starts[first:last], sizes[first:last], room[first:last]), offsets[first]
+            )
         os.fdatasync(self.fd)
 
-    def _write_run(self, run: list[memoryview], offset: int) -> None:
-        while run:
-            written = os.pwritev(self.fd, run[:1000], offset)
-            offset += written
-            while run and written >= len(run[0]):
-                written -= len(run[0])
-                run.pop(0)
-            if written:
-                run[0] = run[0][written:]
+    def _write_all(self, data: Bytes, offset: int) -> None:
+        view = data.data
+        while len(view):
+            written = os.pwrite(self.fd, view, offset)
+            view, offset = view[written:], offset + written
 
     def forget(self) -> None:
         """Ask the kernel not to keep the file in its cache: memory that nobody counts, and that swapping would not
@@ -112,4 +100,18 @@ class ExtentFile:
             self.fd = -1
 
 
-_ZEROS = memoryview(bytes(512))
+def _side_by_side(data: Bytes, starts: Ints, sizes: Ints, room: Ints) -> Bytes:
+    """Records of `data`, each at the beginning of so much room; the last without what is left of its own."""
+    n, size = len(starts), int(sizes[0])
+    if n == 1:
+        return data[int(starts[0]) : int(starts[0]) + size]
+    out = np.zeros(int(room.sum()), np.uint8)
+    gaps = np.diff(starts)
+    if (sizes == size).all() and (gaps == gaps[0]).all() and gaps[0] >= size:  # evenly spaced: one copy for all
+        rows = np.ndarray((n, size // 8), np.uint64, data.data, int(starts[0]), (int(gaps[0]), 8))
+        out.view(np.uint64).reshape(n, -1)[:, : size // 8] = rows
+    else:
+        places = np.cumsum(room) - room
+        for start, length, place in zip(starts.tolist(), sizes.tolist(), places.tolist(), strict=True):
+            out[place : place + length] = data[start : start + length]
+    return out[: len(out) - int(room[-1] - sizes[-1])]

@@ -317,7 +317,7 @@ class Memory:
         ram = self._ram
         assert ram is not None
         self._stats.drawn += len(slots)
-        return Batch(ram.fields(slots), slots, ram.ids.take(slots))
+        return Batch(ram.fields(slots), slots, ram.ids[slots])
 
     def _empty_batch(self) -> Batch:
         schema = self.schema

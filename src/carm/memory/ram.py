@@ -110,6 +110,7 @@ class RamTier:
         self.layout = Layout(schema, capacity, blocks, block)
         self.shared = SharedBlock(self.layout.nbytes)
         self.arrays = self.layout.arrays(self.shared)
+        self._whole = self.arrays.arena.reshape(-1).view(f"V{block}") if schema.fixed else None  # a record per item
         self.sets = ClassSets(capacity)
         self.labels = np.zeros(capacity, np.int64)
         self.ids = np.full(capacity, -1, np.int64)  # id of the sample in each slot; -1: empty
@@ -184,10 +185,10 @@ class RamTier:
         """Copies of the samples in `slots`, as tensors."""
         from carm.memory.tensors import to_tensors
 
-        heads = self.arrays.heads
-        if heads is not None:  # one copy of whole rows; the fields are views of it
-            taken = heads.take(self._row.take(slots), mode="clip")
-            return to_tensors(self.schema, taken)
+        if self._whole is not None:
+            # One copy of whole rows; the fields are views of it. Indexing, unlike `take`, keeps the interpreter to
+            # itself, so that a swap thread that waits for it does not get in between.
+            return to_tensors(self.schema, self._whole[self._row[slots]].view(self.schema.head))
         data, starts = self.read(slots)
         return to_tensors(self.schema, self.schema.unpack(data, starts))
 

@@ -533,7 +533,7 @@ class Store:
             self._place_rest(offsets[one], sizes[one])
             if offsets[i] >= 0:
                 continue
-            live = np.setdiff1d(self.sets.items(), gone + more)
+            live = np.setdiff1d(self.sets.items(), gone + more, assume_unique=True)
             placed = offsets >= 0
             others = [self._doomed["offset"].astype(np.int64), offsets[placed]]
             starts = np.concatenate([self.offsets[live], *others])

@@ -1,0 +1,406 @@
+"""The same seed gives the same run, and a state brings back the very moment it was taken at."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import signal
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from patterns import FIXED, VARIABLE, audit, keys_of, logits_for, samples
+
+from carm.memory.errors import CheckpointError
+from carm.memory.extentfile import NAME as EXTENTS
+from carm.memory.gate import Dynamic, Entropy, Random
+from carm.memory.memory import Memory
+from carm.memory.record import Schema
+from carm.memory.select import GreedyBalanced, Herding, Reservoir, Ring
+
+CLASSES = 5
+HERE = Path(__file__).parent
+
+
+def size(number: int) -> int:
+    return 9 if number % 13 == 5 else 3
+
+
+def kept_out(steps: int) -> int:
+    """How many samples were added with store=False."""
+    return sum(size(i) for i in range(steps) if i % 9 == 4)
+
+
+def step(memory: Memory, number: int, schema: Schema = FIXED) -> Any:
+    """One step of a training loop that depends on nothing but the memory and the step's number; what it saw."""
+    keys = np.arange(size(number)) + 10 * number
+    labels = (keys * 7 + number // 20) % CLASSES
+    seen = []
+    batch = memory.draw(6)
+    if len(batch):
+        seen.append((batch.slots.tolist(), batch.ids.tolist(), keys_of(batch, schema).tolist()))
+        memory.feedback(batch, logits_for(batch, CLASSES))
+    new = samples(keys, labels, schema)
+    signals = {"features": np.sin(keys[:, None] * [1.0, 2.0, 3.0])}
+    seen.append(memory.add(**new, signals=signals, store=number % 9 != 4).tolist())
+    if number % 10 == 7:
+        for bundled in memory.bundle(new, batch_size=7):
+            seen.append((bundled.slots.tolist(), keys_of(bundled, schema).tolist()))
+            memory.feedback(bundled, logits_for(bundled, CLASSES))
+    return seen
+
+
+def picture(memory: Memory) -> dict[str, Any]:
+    """Everything that can be seen of a memory."""
+    memory.flush()
+    stats = memory.stats()
+    for name in ("add_wait_seconds", "order_age_mean", "order_age_max", "index_bytes"):
+        stats.pop(name, None)
+    ram = memory._ram
+    assert ram is not None
+    out: dict[str, Any] = {"stats": stats, "slots": memory.slots.tolist(), "classes": memory.class_counts()}
+    out["ids"] = ram.ids[memory.slots].tolist()
+    digest = hashlib.sha256()
+    for x in ram.fields(memory.slots)["x"]:  # not `take`: that would be counted
+        digest.update(x.numpy().tobytes())
+    out["bytes"] = digest.hexdigest()
+    if memory.store is not None:
+        out["stored"] = memory.store.ids[memory.store.live_handles()].tolist()
+    return out
+
+
+def saved(memory: Memory) -> bytes:
+    file = io.BytesIO()
+    torch.save(memory.state_dict(), file)
+    return file.getvalue()
+
+
+def loaded(state: bytes) -> dict[str, Any]:
+    out: dict[str, Any] = torch.load(io.BytesIO(state), weights_only=True)
+    return out
+
+
+BASE = {"slots": 12, "swap": "sync", "engine": "preadv", "seed": 3, "queue": 8}
+KINDS: dict[str, tuple[dict[str, Any], Schema, bool]] = {
+    "plain": ({}, FIXED, True),
+    "evicting": ({"storage_capacity": 120}, FIXED, True),
+    "evicting by bytes": ({"storage_capacity": "70kB"}, FIXED, True),
+    "ring and entropy": ({"select": Ring, "gate": lambda: Entropy(0.7)}, FIXED, True),
+    "greedy and dynamic": ({"select": GreedyBalanced, "gate": lambda: Dynamic(0.3)}, FIXED, True),
+    "herding": ({"select": Herding, "gate": lambda: Random(0.5), "storage_capacity": 120}, FIXED, True),
+    "variable": ({}, VARIABLE, True),
+    "variable in bytes": ({"slots": None, "ram": "60kB"}, VARIABLE, True),
+    "variable, evicting": ({"slots": None, "ram": "60kB", "storage_capacity": 120}, VARIABLE, True),
+    "RAM only": ({}, FIXED, False),
+    "RAM only, variable": ({"slots": None, "ram": "40kB"}, VARIABLE, False),
+}
+
+
+def make(kind: str, directory: Path, **more: Any) -> Memory:
+    arguments, _, storage = KINDS[kind]
+    arguments = BASE | arguments | more
+    for name, default in (("select", Reservoir), ("gate", lambda: Random(1.0))):
+        arguments[name] = arguments.get(name, default)()
+    return Memory(**arguments, storage=directory if storage else None)
+
+
+# -- the same again ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_goes_on_exactly(tmp_path: Path, kind: str) -> None:
+    """100 steps in one go, twice; and 50 steps, a state, 6 steps that are lost, and 50 steps from the state."""
+    schema = KINDS[kind][1]
+    with make(kind, tmp_path / "straight") as memory:
+        straight = [step(memory, i, schema) for i in range(100)]
+        final = picture(memory)
+    with make(kind, tmp_path / "again") as memory:
+        assert [step(memory, i, schema) for i in range(100)] == straight
+        assert picture(memory) == final
+
+    directory = tmp_path / "resumed"
+    with make(kind, directory) as memory:
+        assert [step(memory, i, schema) for i in range(50)] == straight[:50]
+        state = saved(memory)
+        moment = picture(memory)
+        lost = [step(memory, i, schema) for i in range(50, 56)]
+        assert lost == straight[50:56], "taking a state has changed the run"
+    with make(kind, directory, seed=99) as memory:  # the state brings its generators along
+        memory.load_state_dict(loaded(state))
+        assert picture(memory) == moment
+        assert [step(memory, i, schema) for i in range(50, 100)] == straight[50:]
+        resumed = picture(memory)
+        assert resumed == final
+    if kind.startswith("evicting"):
+        assert final["stats"]["evicted"] > 100
+        assert moment["stats"]["evicted"] > 0
+    if "bytes" in kind:
+        assert final["stats"]["squeezed"] > 0 or schema is FIXED
+
+
+def test_a_run_goes_on_exactly_after_a_kill(tmp_path: Path) -> None:
+    """The process that took the state is killed some steps later, in the middle of whatever it does."""
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(HERE)!r})
+        import os
+        from test_resume import *
+        memory = make("evicting", Path(sys.argv[1]) / "killed")
+        for i in range(50):
+            step(memory, i)
+        Path(sys.argv[1], "state").write_bytes(saved(memory))
+        for i in range(50, 56):
+            step(memory, i)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert out.returncode == -signal.SIGKILL, out.stderr
+    with make("evicting", tmp_path / "straight") as memory:
+        straight = [step(memory, i) for i in range(80)]
+        final = picture(memory)
+    with make("evicting", tmp_path / "killed") as memory:
+        memory.load_state_dict(loaded((tmp_path / "state").read_bytes()))
+        assert [step(memory, i) for i in range(50, 80)] == straight[50:]
+        assert picture(memory) == final
+        audit(memory, loose=set(range(400)), unsent=kept_out(80))
+
+
+def test_one_state_may_be_loaded_again_and_again(tmp_path: Path) -> None:
+    with make("evicting", tmp_path) as memory:
+        for i in range(50):
+            step(memory, i)
+        state = saved(memory)
+        runs = []
+        for _ in range(3):
+            runs.append([step(memory, i) for i in range(50, 57)])
+            assert memory.stats()["evicted"] > 0
+            memory.load_state_dict(loaded(state))
+        assert runs[0] == runs[1] == runs[2]
+
+
+def test_states_one_after_the_other(tmp_path: Path) -> None:
+    """A state every ten steps, a crash in between: always the newest one is good."""
+    with make("evicting", tmp_path / "straight") as memory:
+        straight = [step(memory, i) for i in range(90)]
+    memory = make("evicting", tmp_path / "crashing")
+    for begin in range(0, 90, 10):
+        assert [step(memory, i) for i in range(begin, begin + 10)] == straight[begin : begin + 10]
+        state = saved(memory)
+        for i in range(begin + 10, begin + 13):
+            step(memory, i)
+        memory.close()
+        memory = make("evicting", tmp_path / "crashing")
+        memory.load_state_dict(loaded(state))
+    memory.close()
+
+
+@pytest.mark.parametrize("swap", ["thread", "process"])
+def test_a_state_of_an_asynchronous_memory(tmp_path: Path, swap: str) -> None:
+    with make("evicting", tmp_path, swap=swap) as memory:
+        for i in range(40):
+            step(memory, i)
+        state, moment = saved(memory), picture(memory)
+        for i in range(40, 44):
+            step(memory, i)
+    with make("evicting", tmp_path, swap=swap) as memory:
+        memory.load_state_dict(loaded(state))
+        assert picture(memory) == moment
+        step(memory, 40)
+        audit(memory, loose=set(range(400)), unsent=kept_out(41))
+
+
+def test_what_waits_for_storage_is_forgotten(tmp_path: Path) -> None:
+    """Samples that came after the state need not be written first, and above all may not evict what it needs."""
+    with make("plain", tmp_path, write_batch=10_000, storage_capacity=100) as memory:
+        for i in range(20):
+            step(memory, i)
+        state = saved(memory)
+        moment = picture(memory)["ids"]
+        memory.add(**samples(np.arange(1000, 1090), np.zeros(90, np.int64)))
+        memory.load_state_dict(loaded(state))
+        assert memory.stats()["stream_samples"] == 0
+        assert picture(memory)["ids"] == moment
+
+
+def test_a_resized_memory_comes_back_with_its_size(tmp_path: Path) -> None:
+    with make("plain", tmp_path) as memory:
+        for i in range(20):
+            step(memory, i)
+        memory.resize(20)
+        for i in range(20, 25):
+            step(memory, i)
+        state, moment = saved(memory), picture(memory)
+        memory.resize(5)
+    with make("plain", tmp_path) as memory:
+        memory.load_state_dict(loaded(state))
+        assert memory.capacity == 20
+        assert picture(memory)["ids"] == moment["ids"]
+
+
+def test_a_state_of_the_first_moment(tmp_path: Path) -> None:
+    for kind in ("plain", "RAM only"):
+        with make(kind, tmp_path / kind) as memory:
+            state = saved(memory)
+            first = [step(memory, i) for i in range(10)]
+            with pytest.raises(CheckpointError, match="nothing had been added"):
+                memory.load_state_dict(loaded(state))
+        with make(kind, tmp_path / (kind + " again"), seed=99) as memory:
+            memory.load_state_dict(loaded(state))
+            assert [step(memory, i) for i in range(10)] == first
+
+
+# -- what is in a state ------------------------------------------------------------------------------------------------
+
+
+def test_a_state_holds_no_samples_that_are_stored(tmp_path: Path) -> None:
+    big = Schema((type(FIXED.fields[0])("x", "uint8", (3, 32, 32)), *FIXED.fields[1:]))
+    with Memory(200, storage=tmp_path, engine="preadv", swap="sync") as memory:
+        keys = np.arange(600)
+        memory.add(**samples(keys, keys % CLASSES, big))
+        first = len(saved(memory))
+        assert first < 30_000  # ids: 16 bytes for each stored sample, and some; the samples in RAM have 600 kB
+        memory.add(**samples(keys[:10], keys[:10] % CLASSES, big), store=False)
+        more = len(saved(memory)) - first
+        kept = int((memory._ram.handles[memory.slots] < 0).sum()) if memory._ram is not None else 0
+        assert kept * 3000 < more + 1 < kept * 3300 + 3000
+    with Memory(200) as memory:
+        memory.add(**samples(keys, keys % CLASSES, big))
+        assert len(saved(memory)) > 600_000
+
+
+def test_a_state_does_not_change_any_more(tmp_path: Path) -> None:
+    with make("plain", tmp_path) as memory:
+        for i in range(20):
+            step(memory, i)
+        state = memory.state_dict()
+        before = saved_bytes(state)
+        for i in range(20, 40):
+            step(memory, i)
+        assert saved_bytes(state) == before
+
+
+def saved_bytes(state: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+# -- states that do not fit --------------------------------------------------------------------------------------------
+
+
+def _still_good(memory: Memory, number: int) -> None:
+    before = picture(memory)
+    step(memory, number)
+    after = picture(memory)
+    assert after["stats"]["added"] == before["stats"]["added"] + size(number)
+    if memory.store is not None:
+        assert after["stats"]["stored"] > before["stats"]["stored"]
+        assert after["stats"]["swapped"] > before["stats"]["swapped"]
+    audit(memory, loose=set(range(2000)), unsent=kept_out(number + 1))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("plain", "another store"),
+        ("variable", "the state is of samples"),
+        ("RAM only", "without storage"),
+        ("ring and entropy", "select=Ring"),
+    ],
+)
+def test_a_state_of_another_memory(tmp_path: Path, other: str, message: str) -> None:
+    with make(other, tmp_path / "other") as memory:
+        for i in range(10):
+            step(memory, i, KINDS[other][1])
+        state = saved(memory)
+    with make("plain", tmp_path / "this") as memory:
+        for i in range(10):
+            step(memory, i)
+        before = picture(memory)
+        with pytest.raises(CheckpointError, match=message):
+            memory.load_state_dict(loaded(state))
+        assert picture(memory) == before
+        _still_good(memory, 10)
+
+
+def test_a_state_with_storage_for_a_memory_without(tmp_path: Path) -> None:
+    with make("plain", tmp_path) as memory:
+        for i in range(10):
+            step(memory, i)
+        state = saved(memory)
+    with make("RAM only", tmp_path) as memory:
+        for i in range(10):
+            step(memory, i)
+        with pytest.raises(CheckpointError, match="with storage, and this one has none"):
+            memory.load_state_dict(loaded(state))
+        _still_good(memory, 10)
+
+
+def test_a_state_for_an_empty_store(tmp_path: Path) -> None:
+    with make("plain", tmp_path / "other") as memory:
+        for i in range(10):
+            step(memory, i)
+        state = saved(memory)
+    with make("plain", tmp_path / "new") as memory:
+        with pytest.raises(CheckpointError, match="empty"):
+            memory.load_state_dict(loaded(state))
+        step(memory, 0, VARIABLE)  # and it is not tied to the state's samples
+        step(memory, 1, VARIABLE)
+
+
+def test_a_state_that_is_too_old(tmp_path: Path) -> None:
+    with make("evicting", tmp_path) as memory:
+        for i in range(50):
+            step(memory, i)
+        state = saved(memory)
+        for i in range(50, 90):  # more samples than the store keeps: there is no way back
+            step(memory, i)
+        before = picture(memory)
+        with pytest.raises(CheckpointError, match="go back"):
+            memory.load_state_dict(loaded(state))
+        assert picture(memory) == before
+        _still_good(memory, 90)
+
+
+@pytest.mark.parametrize("state", [{}, {"version": 2}, {"version": "1"}, {"a": 1}])
+def test_something_that_is_no_state(tmp_path: Path, state: dict[str, Any]) -> None:
+    with make("plain", tmp_path) as memory:
+        for i in range(5):
+            step(memory, i)
+        with pytest.raises(CheckpointError, match="not a state"):
+            memory.load_state_dict(state)
+        _still_good(memory, 5)
+
+
+def test_a_state_whose_samples_are_damaged(tmp_path: Path) -> None:
+    with make("plain", tmp_path) as memory:
+        for i in range(20):
+            step(memory, i)
+        state = saved(memory)
+        assert memory.store is not None
+        assert memory._ram is not None
+        handle = int(memory._ram.handles[memory.slots].max())
+        offset = int(memory.store.offsets[handle])
+    with open(tmp_path / EXTENTS, "r+b") as file:
+        file.seek(offset)
+        file.write(b"\xff\x00\xff")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        memory = make("plain", tmp_path)
+        with pytest.raises(CheckpointError, match="missing from storage or damaged"):
+            memory.load_state_dict(loaded(state))
+    with memory:
+        assert len(memory) == 12
+        keys_of(memory.draw(12))
+        batch = memory.draw(12)
+        assert memory.feedback(batch, logits_for(batch, CLASSES)) > 0
+        ids = memory.add(**samples([5000], [0]))
+        assert len(ids) == 1
+        audit(memory)
