@@ -204,7 +204,7 @@ def _kill_rounds(child: Child, directory: Path, schema: str, capacity: Any, roun
             if message[0] in ("begin", "restore") and not killed:
                 fatal -= 1
                 if fatal <= 0:
-                    until = time.perf_counter() + rng.exponential(0.001)
+                    until = time.perf_counter() + rng.exponential(0.002)
                     while time.perf_counter() < until:
                         pass
                     os.kill(pid, signal.SIGKILL)

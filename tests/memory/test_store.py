@@ -219,6 +219,19 @@ def test_held_samples_are_never_evicted(base: Path) -> None:
             store.delete([held[0]])
 
 
+def test_the_room_of_unreadable_samples_is_used_before_that_of_others(base: Path) -> None:
+    """They still occupy it when the next batch comes; nobody of another class must pay for that."""
+    with Store(base, schema=FIXED, capacity="8199") as store:
+        fill(store, 10, batch=5)
+        with pytest.warns(UserWarning, match="dropped"):
+            store.discard(store.handles_of([0, 1, 2]).tolist())
+        fill(store, 8, batch=8, label=0)
+        assert [i for i in range(10) if i not in living(store) and i % 5] == [1, 2]
+        check_index(store)
+        ids = living(store)
+        check(store.read(ids), ids, FIXED, [i % 5 if i < 10 else 0 for i in ids])
+
+
 def test_when_everything_is_held_new_ones_are_left_out(base: Path) -> None:
     with Store(base, schema=FIXED, capacity=10) as store:
         ids = fill(store, 10)

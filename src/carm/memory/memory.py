@@ -637,6 +637,7 @@ class Memory:
     def _move(self, old: RamTier, new: RamTier) -> None:
         """Take the samples in `old` to `new`, as many as fit, and use that from now on."""
         assert self._keeper is not None
+        old.retire()  # first, so that readers do not take it for one with empty slots
         rng = self._rng["select"]
         while len(old) > new.capacity or old.blocks_in_use(new.layout.block) > new.free_blocks - new.spare:
             label = old.sets.largest(u=rng.random())
@@ -653,7 +654,6 @@ class Memory:
         if self._worker is not None:
             self._worker.close()
         self._connect(new)
-        old.retire()
         self.select.resized(kept, new.table)
 
     # -- saving and restoring ----------------------------------------------------------------------------------------

@@ -402,12 +402,12 @@ class RamReader:
                 starts[copied] = at + len(data)
                 data = np.concatenate((data, again))
 
-    @staticmethod
-    def _copy(arrays: Arrays, slots: Ints) -> tuple[Ints, Bytes, Ints]:
+    def _copy(self, arrays: Arrays, slots: Ints) -> tuple[Ints, Bytes, Ints]:
         """The entries of `slots`, and copies of the records that they show; possibly torn."""
         entries: Ints = arrays.entries[slots]
         first = (entries & _ROW) - 1
         if len(first) and first.min() < 0:
+            self._attached()  # a tier that is being replaced is emptied
             raise IndexError(f"slot {int(slots[first < 0][0])} is empty; draw slots from reader.filled()")
         return entries, *copy_records(arrays, first)
 

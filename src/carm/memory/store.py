@@ -508,6 +508,7 @@ class Store:
         # The file may not grow, and no hole fits: some must die before the new ones are written.
         saved = self.extents.copy()
         self.extents.release(self.offsets[victims], self.sizes[victims])
+        self.extents.release(self._doomed["offset"].astype(np.int64), self._doomed["size"])
         self._place_rest(offsets, sizes)
         first = victims + self._clear(offsets, sizes, victims)
         if (offsets < 0).all():
@@ -517,6 +518,9 @@ class Store:
                 f"{self.directory}: no room for {len(sizes)} samples ({format_bytes(int(sizes.sum()))}), and too "
                 "little may be evicted (what is left is in RAM now); give the store more room"
             )
+        self._first_deaths += self._doomed["id"].tolist()
+        self.buried += len(self._doomed)
+        self._doomed = _NO_ENTRIES
         return offsets, first
 
     def _place_rest(self, offsets: Ints, sizes: Ints) -> None:
@@ -535,9 +539,8 @@ class Store:
                 continue
             live = np.setdiff1d(self.sets.items(), gone + more, assume_unique=True)
             placed = offsets >= 0
-            others = [self._doomed["offset"].astype(np.int64), offsets[placed]]
-            starts = np.concatenate([self.offsets[live], *others])
-            room = padded_each(np.concatenate([self.sizes[live], self._doomed["size"], sizes[placed]]))
+            starts = np.concatenate([self.offsets[live], offsets[placed]])
+            room = padded_each(np.concatenate([self.sizes[live], sizes[placed]]))
             may_go = np.concatenate([self.sets.are_open(live), np.zeros(len(starts) - len(live), bool)])
             order = np.argsort(starts)
             end = max(self._end_limit() or 0, self.extents.end)

@@ -1,0 +1,152 @@
+"""Readers of the RAM tier in other processes: DataLoader workers, forked and spawned."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from patterns import FIXED, VARIABLE, keys_of, samples
+from torch.utils.data import DataLoader, Dataset
+
+from carm.memory.errors import CarmError
+from carm.memory.gate import Random
+from carm.memory.memory import Memory
+from carm.memory.ram import RamReader
+
+CLASSES = 4
+
+
+def numbered(n: int, begin: int = 0) -> dict[str, Any]:
+    keys = np.arange(begin, begin + n)
+    return samples(keys, keys % CLASSES)
+
+
+class OneByOne(Dataset[Any]):
+    """Hides `__getitems__`, as a wrapper with transforms would."""
+
+    def __init__(self, reader: RamReader) -> None:
+        self.reader = reader
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitem__(self, slot: int) -> Any:
+        return self.reader[slot]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("single", [False, True], ids=["batches", "one by one"])
+def test_data_loader_workers(tmp_path: Path, method: str, single: bool) -> None:
+    with Memory(
+        60, storage=tmp_path, engine="preadv", swap="thread", gate=Random(1.0), queue=64, write_batch=32
+    ) as memory:
+        memory.add(**numbered(50))
+        reader: Any = memory.reader()
+        loader: Any = DataLoader(
+            OneByOne(reader) if single else reader,
+            batch_size=8,
+            sampler=reader.filled().tolist(),
+            num_workers=2,
+            multiprocessing_context=method,
+            persistent_workers=True,
+        )
+        keys = []
+        for batch in loader:
+            keys += keys_of(batch).tolist()
+            assert batch["y"].tolist() == [k % CLASSES for k in keys[-len(batch["y"]) :]]
+        assert sorted(keys) == list(range(50))
+        # The same workers see what changes.
+        memory.add(**numbered(200, 50))
+        memory.flush()
+        memory.feedback(memory.draw(40), torch.zeros(40, CLASSES))
+        memory.flush()
+        now = memory.take(np.array(reader.filled()[:50]))
+        keys = np.concatenate([keys_of(batch) for batch in loader]).tolist()
+        assert sorted(keys) == sorted(now.ids.tolist())
+        assert memory.stats()["swapped"] > 0
+
+
+def _read(reader: RamReader, queue: Any) -> None:
+    queue.put(sorted(keys_of(reader.read(reader.filled()), VARIABLE).tolist()))
+    while True:
+        queue.put("ready")
+        try:
+            reader.read(reader.filled())
+        except CarmError as error:
+            queue.put(str(error))
+            return
+
+
+@pytest.mark.parametrize(
+    ("method", "end"), [("fork", "resize"), ("spawn", "close"), ("forkserver", "load"), ("fork", "close")]
+)
+def test_a_reader_elsewhere_is_told_when_the_tier_is_replaced(tmp_path: Path, method: str, end: str) -> None:
+    context: Any = multiprocessing.get_context(method)
+    memory = Memory(30, storage=tmp_path, engine="preadv")
+    memory.add(**samples(np.arange(30), np.zeros(30, np.int64), VARIABLE))
+    memory.flush()
+    queue = context.SimpleQueue()
+    process = context.Process(target=_read, args=(memory.reader(), queue))
+    process.start()
+    assert queue.get() == list(range(30))
+    assert queue.get() == "ready"
+    if end == "resize":
+        memory.resize(10)
+    elif end == "load":
+        memory.load_state_dict(memory.state_dict())
+    memory.close()
+    answer = "ready"
+    while answer == "ready":
+        assert process.is_alive() or not queue.empty(), "the reader failed"
+        answer = queue.get()
+    assert "make a new one with memory.reader()" in answer
+    process.join(timeout=20)
+    assert process.exitcode == 0
+
+
+def test_a_reader_here_is_told_too(tmp_path: Path) -> None:
+    memory = Memory(10, storage=tmp_path, engine="preadv")
+    memory.add(**numbered(20))
+    reader = memory.reader()
+    keys_of(reader.read(range(10)))
+    memory.resize(5)
+    with pytest.raises(CarmError, match="resized or closed"):
+        reader[0]
+    with pytest.raises(CarmError, match="resized or closed"):
+        reader.filled()
+    reader = memory.reader()
+    keys_of(reader.read(range(5)))
+    memory.close()
+    for call in (lambda: reader[0], lambda: reader.__getitems__([0, 1]), lambda: pickle.dumps(reader)):
+        with pytest.raises(CarmError, match="resized or closed"):
+            call()
+
+
+def test_a_reader_and_an_open_batch_outlive_the_memory() -> None:
+    """What was read is a copy; the mapping is let go of only when nobody looks at it any more."""
+    memory = Memory(10)
+    memory.add(**numbered(10))
+    reader = memory.reader()
+    batch = reader.read(range(10))
+    drawn = memory.draw(10)
+    memory.close()
+    del memory, reader
+    assert keys_of(batch).tolist() == list(range(10))
+    assert sorted(keys_of(drawn).tolist()) == list(range(10))
+
+
+def test_slots_as_lists_arrays_and_tensors() -> None:
+    with Memory(10) as memory:
+        memory.add(**numbered(10))
+        reader = memory.reader()
+        for slots in ([3, 1], (3, 1), np.array([3, 1]), torch.tensor([3, 1])):
+            assert keys_of(reader.read(slots)).tolist() == [3, 1]  # type: ignore[arg-type]
+        assert reader.read([])["x"].shape == (0, *(FIXED.field("x").shape or ()))
+        assert reader.__getitems__([]) == []
+        assert int(reader[np.int64(4)]["y"]) == 0
+        assert len(reader) == 10
