@@ -113,9 +113,11 @@ def test_more_ram_than_storage(tmp_path: Path) -> None:
     """Storage also keeps what is in RAM; where that cannot be, it must be said, not found out."""
     for size, capacity in (({"ram": "100kB"}, 20), ({"ram": "100kB"}, "20kB"), ({"slots": 1000}, "20kB")):
         storage = tmp_path / str(capacity)
-        with Memory(**size, storage=storage, storage_capacity=capacity, engine="preadv", queue=4) as memory:
-            with pytest.raises(ValueError, match="storage_capacity=20"):
-                memory.add(**numbered(5))
+        with (
+            Memory(**size, storage=storage, storage_capacity=capacity, engine="preadv", queue=4) as memory,
+            pytest.raises(ValueError, match="storage_capacity=20"),
+        ):
+            memory.add(**numbered(5))
     with Memory(ram="100kB", storage=tmp_path, storage_capacity=20, engine="preadv", queue=4) as memory:
         memory.resize(20)
         memory.add(**numbered(50))

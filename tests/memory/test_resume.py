@@ -172,6 +172,29 @@ def test_a_run_goes_on_exactly_after_a_kill(tmp_path: Path) -> None:
         audit(memory, loose=set(range(400)), unsent=kept_out(80))
 
 
+def test_a_state_of_a_memory_that_large_samples_have_just_filled(tmp_path: Path) -> None:
+    """Slots are about to be renumbered, at the next `add`."""
+
+    def grow(memory: Memory, number: int) -> Any:
+        keys = np.arange(6) + 6 * number
+        memory.add(**samples(keys, keys % CLASSES, VARIABLE, most=800 + 400 * number))
+        batch = memory.draw(5)
+        return batch.slots.tolist(), batch.ids.tolist(), memory.capacity
+
+    with make("variable in bytes", tmp_path / "straight", select=Ring) as memory:
+        straight = []
+        for i in range(20):
+            straight.append(grow(memory, i))
+            assert memory._keeper is not None
+            if memory._keeper.tight and i > 3:
+                break
+        assert memory._keeper.tight
+        state = saved(memory)
+        straight = [grow(memory, 20 + i) for i in range(5)]
+        memory.load_state_dict(loaded(state))
+        assert [grow(memory, 20 + i) for i in range(5)] == straight
+
+
 def test_one_state_may_be_loaded_again_and_again(tmp_path: Path) -> None:
     with make("evicting", tmp_path) as memory:
         for i in range(50):
