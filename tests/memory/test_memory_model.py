@@ -293,8 +293,8 @@ def _case(machine: type[MemoryModel], examples: int) -> type:
     return case
 
 
-TestFixed = _case(Fixed, 200)
-TestVariable = _case(Variable, 150)
+TestFixed = _case(Fixed, 120)
+TestVariable = _case(Variable, 120)
 TestRamOnly = _case(RamOnly, 50)
 TestRamOnlyVariable = _case(RamOnlyVariable, 50)
 TestThreaded = _case(Threaded, 60)

@@ -7,15 +7,17 @@ import io
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from patterns import FIXED, VARIABLE, audit, keys_of, logits_for, samples
+from patterns import FIXED, VARIABLE, audit, keys_of, logits_for, quick_base, samples
 
 from carm.memory.errors import CheckpointError
 from carm.memory.extentfile import NAME as EXTENTS
@@ -26,6 +28,13 @@ from carm.memory.select import GreedyBalanced, Herding, Reservoir, Ring
 
 CLASSES = 5
 HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def quick() -> Iterator[Path]:
+    """A directory where a sync costs nothing: these tests make many small commits."""
+    with tempfile.TemporaryDirectory(prefix="carm-resume-", dir=quick_base()) as path:
+        yield Path(path)
 
 
 def size(number: int) -> int:
@@ -114,17 +123,17 @@ def make(kind: str, directory: Path, **more: Any) -> Memory:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_state_goes_on_exactly(tmp_path: Path, kind: str) -> None:
+def test_a_state_goes_on_exactly(quick: Path, kind: str) -> None:
     """100 steps in one go, twice; and 50 steps, a state, 6 steps that are lost, and 50 steps from the state."""
     schema = KINDS[kind][1]
-    with make(kind, tmp_path / "straight") as memory:
+    with make(kind, quick / "straight") as memory:
         straight = [step(memory, i, schema) for i in range(100)]
         final = picture(memory)
-    with make(kind, tmp_path / "again") as memory:
+    with make(kind, quick / "again") as memory:
         assert [step(memory, i, schema) for i in range(100)] == straight
         assert picture(memory) == final
 
-    directory = tmp_path / "resumed"
+    directory = quick / "resumed"
     with make(kind, directory) as memory:
         assert [step(memory, i, schema) for i in range(50)] == straight[:50]
         state = saved(memory)
@@ -172,7 +181,7 @@ def test_a_run_goes_on_exactly_after_a_kill(tmp_path: Path) -> None:
         audit(memory, loose=set(range(400)), unsent=kept_out(80))
 
 
-def test_a_state_of_a_memory_that_large_samples_have_just_filled(tmp_path: Path) -> None:
+def test_a_state_of_a_memory_that_large_samples_have_just_filled(quick: Path) -> None:
     """Slots are about to be renumbered, at the next `add`."""
 
     def grow(memory: Memory, number: int) -> Any:
@@ -181,7 +190,7 @@ def test_a_state_of_a_memory_that_large_samples_have_just_filled(tmp_path: Path)
         batch = memory.draw(5)
         return batch.slots.tolist(), batch.ids.tolist(), memory.capacity
 
-    with make("variable in bytes", tmp_path / "straight", select=Ring) as memory:
+    with make("variable in bytes", quick / "straight", select=Ring) as memory:
         straight = []
         for i in range(20):
             straight.append(grow(memory, i))
@@ -195,8 +204,8 @@ def test_a_state_of_a_memory_that_large_samples_have_just_filled(tmp_path: Path)
         assert [grow(memory, 20 + i) for i in range(5)] == straight
 
 
-def test_one_state_may_be_loaded_again_and_again(tmp_path: Path) -> None:
-    with make("evicting", tmp_path) as memory:
+def test_one_state_may_be_loaded_again_and_again(quick: Path) -> None:
+    with make("evicting", quick) as memory:
         for i in range(50):
             step(memory, i)
         state = saved(memory)
@@ -208,40 +217,40 @@ def test_one_state_may_be_loaded_again_and_again(tmp_path: Path) -> None:
         assert runs[0] == runs[1] == runs[2]
 
 
-def test_states_one_after_the_other(tmp_path: Path) -> None:
+def test_states_one_after_the_other(quick: Path) -> None:
     """A state every ten steps, a crash in between: always the newest one is good."""
-    with make("evicting", tmp_path / "straight") as memory:
+    with make("evicting", quick / "straight") as memory:
         straight = [step(memory, i) for i in range(90)]
-    memory = make("evicting", tmp_path / "crashing")
+    memory = make("evicting", quick / "crashing")
     for begin in range(0, 90, 10):
         assert [step(memory, i) for i in range(begin, begin + 10)] == straight[begin : begin + 10]
         state = saved(memory)
         for i in range(begin + 10, begin + 13):
             step(memory, i)
         memory.close()
-        memory = make("evicting", tmp_path / "crashing")
+        memory = make("evicting", quick / "crashing")
         memory.load_state_dict(loaded(state))
     memory.close()
 
 
 @pytest.mark.parametrize("swap", ["thread", "process"])
-def test_a_state_of_an_asynchronous_memory(tmp_path: Path, swap: str) -> None:
-    with make("evicting", tmp_path, swap=swap) as memory:
+def test_a_state_of_an_asynchronous_memory(quick: Path, swap: str) -> None:
+    with make("evicting", quick, swap=swap) as memory:
         for i in range(40):
             step(memory, i)
         state, moment = saved(memory), picture(memory)
         for i in range(40, 44):
             step(memory, i)
-    with make("evicting", tmp_path, swap=swap) as memory:
+    with make("evicting", quick, swap=swap) as memory:
         memory.load_state_dict(loaded(state))
         assert picture(memory) == moment
         step(memory, 40)
         audit(memory, loose=set(range(400)), unsent=kept_out(41))
 
 
-def test_what_waits_for_storage_is_forgotten(tmp_path: Path) -> None:
+def test_what_waits_for_storage_is_forgotten(quick: Path) -> None:
     """Samples that came after the state need not be written first, and above all may not evict what it needs."""
-    with make("plain", tmp_path, write_batch=10_000, storage_capacity=100) as memory:
+    with make("plain", quick, write_batch=10_000, storage_capacity=100) as memory:
         for i in range(20):
             step(memory, i)
         state = saved(memory)
@@ -252,8 +261,8 @@ def test_what_waits_for_storage_is_forgotten(tmp_path: Path) -> None:
         assert picture(memory)["ids"] == moment
 
 
-def test_a_resized_memory_comes_back_with_its_size(tmp_path: Path) -> None:
-    with make("plain", tmp_path) as memory:
+def test_a_resized_memory_comes_back_with_its_size(quick: Path) -> None:
+    with make("plain", quick) as memory:
         for i in range(20):
             step(memory, i)
         memory.resize(20)
@@ -261,20 +270,20 @@ def test_a_resized_memory_comes_back_with_its_size(tmp_path: Path) -> None:
             step(memory, i)
         state, moment = saved(memory), picture(memory)
         memory.resize(5)
-    with make("plain", tmp_path) as memory:
+    with make("plain", quick) as memory:
         memory.load_state_dict(loaded(state))
         assert memory.capacity == 20
         assert picture(memory)["ids"] == moment["ids"]
 
 
-def test_a_state_of_the_first_moment(tmp_path: Path) -> None:
+def test_a_state_of_the_first_moment(quick: Path) -> None:
     for kind in ("plain", "RAM only"):
-        with make(kind, tmp_path / kind) as memory:
+        with make(kind, quick / kind) as memory:
             state = saved(memory)
             first = [step(memory, i) for i in range(10)]
             with pytest.raises(CheckpointError, match="nothing had been added"):
                 memory.load_state_dict(loaded(state))
-        with make(kind, tmp_path / (kind + " again"), seed=99) as memory:
+        with make(kind, quick / (kind + " again"), seed=99) as memory:
             memory.load_state_dict(loaded(state))
             assert [step(memory, i) for i in range(10)] == first
 
@@ -282,9 +291,9 @@ def test_a_state_of_the_first_moment(tmp_path: Path) -> None:
 # -- what is in a state ------------------------------------------------------------------------------------------------
 
 
-def test_a_state_holds_no_samples_that_are_stored(tmp_path: Path) -> None:
+def test_a_state_holds_no_samples_that_are_stored(quick: Path) -> None:
     big = Schema((type(FIXED.fields[0])("x", "uint8", (3, 32, 32)), *FIXED.fields[1:]))
-    with Memory(200, storage=tmp_path, engine="preadv", swap="sync") as memory:
+    with Memory(200, storage=quick, engine="preadv", swap="sync") as memory:
         keys = np.arange(600)
         memory.add(**samples(keys, keys % CLASSES, big))
         first = len(saved(memory))
@@ -298,8 +307,8 @@ def test_a_state_holds_no_samples_that_are_stored(tmp_path: Path) -> None:
         assert len(saved(memory)) > 600_000
 
 
-def test_a_state_does_not_change_any_more(tmp_path: Path) -> None:
-    with make("plain", tmp_path) as memory:
+def test_a_state_does_not_change_any_more(quick: Path) -> None:
+    with make("plain", quick) as memory:
         for i in range(20):
             step(memory, i)
         state = memory.state_dict()
@@ -338,12 +347,12 @@ def _still_good(memory: Memory, number: int) -> None:
         ("ring and entropy", "select=Ring"),
     ],
 )
-def test_a_state_of_another_memory(tmp_path: Path, other: str, message: str) -> None:
-    with make(other, tmp_path / "other") as memory:
+def test_a_state_of_another_memory(quick: Path, other: str, message: str) -> None:
+    with make(other, quick / "other") as memory:
         for i in range(10):
             step(memory, i, KINDS[other][1])
         state = saved(memory)
-    with make("plain", tmp_path / "this") as memory:
+    with make("plain", quick / "this") as memory:
         for i in range(10):
             step(memory, i)
         before = picture(memory)
@@ -353,12 +362,12 @@ def test_a_state_of_another_memory(tmp_path: Path, other: str, message: str) -> 
         _still_good(memory, 10)
 
 
-def test_a_state_with_storage_for_a_memory_without(tmp_path: Path) -> None:
-    with make("plain", tmp_path) as memory:
+def test_a_state_with_storage_for_a_memory_without(quick: Path) -> None:
+    with make("plain", quick) as memory:
         for i in range(10):
             step(memory, i)
         state = saved(memory)
-    with make("RAM only", tmp_path) as memory:
+    with make("RAM only", quick) as memory:
         for i in range(10):
             step(memory, i)
         with pytest.raises(CheckpointError, match="with storage, and this one has none"):
@@ -366,20 +375,20 @@ def test_a_state_with_storage_for_a_memory_without(tmp_path: Path) -> None:
         _still_good(memory, 10)
 
 
-def test_a_state_for_an_empty_store(tmp_path: Path) -> None:
-    with make("plain", tmp_path / "other") as memory:
+def test_a_state_for_an_empty_store(quick: Path) -> None:
+    with make("plain", quick / "other") as memory:
         for i in range(10):
             step(memory, i)
         state = saved(memory)
-    with make("plain", tmp_path / "new") as memory:
+    with make("plain", quick / "new") as memory:
         with pytest.raises(CheckpointError, match="empty"):
             memory.load_state_dict(loaded(state))
         step(memory, 0, VARIABLE)  # and it is not tied to the state's samples
         step(memory, 1, VARIABLE)
 
 
-def test_a_state_that_is_too_old(tmp_path: Path) -> None:
-    with make("evicting", tmp_path) as memory:
+def test_a_state_that_is_too_old(quick: Path) -> None:
+    with make("evicting", quick) as memory:
         for i in range(50):
             step(memory, i)
         state = saved(memory)
@@ -393,8 +402,8 @@ def test_a_state_that_is_too_old(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [{}, {"version": 2}, {"version": "1"}, {"a": 1}])
-def test_something_that_is_no_state(tmp_path: Path, state: dict[str, Any]) -> None:
-    with make("plain", tmp_path) as memory:
+def test_something_that_is_no_state(quick: Path, state: dict[str, Any]) -> None:
+    with make("plain", quick) as memory:
         for i in range(5):
             step(memory, i)
         with pytest.raises(CheckpointError, match="not a state"):
@@ -402,8 +411,8 @@ def test_something_that_is_no_state(tmp_path: Path, state: dict[str, Any]) -> No
         _still_good(memory, 5)
 
 
-def test_a_state_whose_samples_are_damaged(tmp_path: Path) -> None:
-    with make("plain", tmp_path) as memory:
+def test_a_state_whose_samples_are_damaged(quick: Path) -> None:
+    with make("plain", quick) as memory:
         for i in range(20):
             step(memory, i)
         state = saved(memory)
@@ -411,12 +420,12 @@ def test_a_state_whose_samples_are_damaged(tmp_path: Path) -> None:
         assert memory._ram is not None
         handle = int(memory._ram.handles[memory.slots].max())
         offset = int(memory.store.offsets[handle])
-    with open(tmp_path / EXTENTS, "r+b") as file:
+    with open(quick / EXTENTS, "r+b") as file:
         file.seek(offset)
         file.write(b"\xff\x00\xff")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        memory = make("plain", tmp_path)
+        memory = make("plain", quick)
         with pytest.raises(CheckpointError, match="missing from storage or damaged"):
             memory.load_state_dict(loaded(state))
     with memory:

@@ -13,7 +13,7 @@ class Sizes:
     # swap path and draw; records are 3 KB and 110 KB
     small_records: int = 100_000
     large_records: int = 5_000
-    small_slots: int = 16_384
+    small_slots: int = 4_096
     large_slots: int = 2_048
     files: int = 2_000  # of the scheme with a file per sample
     draw_slots: tuple[int, ...] = (2_000, 10_000)
@@ -38,7 +38,7 @@ QUICK = Sizes(
     repetitions=5,
     small_records=30_000,
     large_records=2_000,
-    small_slots=8_192,
+    small_slots=4_096,
     large_slots=1_024,
     files=400,
     draw_slots=(2_000,),

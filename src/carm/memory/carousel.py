@@ -61,8 +61,7 @@ class Carousel:
         slots, ids = self._fit(slots, ids)
         if not len(slots):
             return 0
-        uniform = self.rng.random(len(slots)).tolist()
-        handles = np.array(store.sets.take_open_each(ram.labels[slots].tolist(), uniform), np.int32)
+        handles = store.sets.take_open_each(ram.labels[slots].tolist(), self.rng)
         if handles.min() < 0:
             none = handles < 0
             stats.dropped["no other sample"] += int(none.sum())
@@ -121,14 +120,14 @@ class Carousel:
         if not good.all():
             bad, late = ~report.ok, report.ok & ~good
             ram.release(first[~good])
-            store.sets.release_each(handles[late].tolist())
+            store.sets.release_each(handles[late])
             stats.dropped["slot changed"] += int(late.sum())
             if bad.any():
                 stats.dropped["corrupt"] += int(bad.sum())
                 store.discard(handles[bad].tolist())
             slots, handles, first = slots[good], handles[good], first[good]
         if len(slots):
-            store.sets.release_each(ram.handles[slots].tolist())
+            store.sets.release_each(ram.handles[slots])
             ram.swap(slots, first, store.ids[handles], handles)
             stats.swapped += len(slots)
         if self.auto is not None:
@@ -141,5 +140,5 @@ class Carousel:
             self.outstanding -= len(swap.slots)
             self.stats.dropped["worker died"] += len(swap.slots)
             self.ram.release(swap.first)
-            self.store.sets.release_each(swap.handles.tolist())
+            self.store.sets.release_each(swap.handles)
         self.swaps.clear()

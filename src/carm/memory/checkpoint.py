@@ -20,7 +20,7 @@ VERSION = 1
 
 def store_state(store: Store) -> dict[str, Any]:
     """The store's moment, and the order of its index: random choices depend on it."""
-    order = [(label, opened, torch.from_numpy(store.ids[items])) for label, opened, items in store.sets.order()]
+    order = [(c, torch.from_numpy(store.ids[items]), torch.from_numpy(held)) for c, items, held in store.sets.order()]
     counters = {"evicted": store.evicted, "corrupt": store.corrupt, "largest": store._largest}
     return store.checkpoint() | counters | {"order": order, "evict": dict(store.rng.bit_generator.state)}
 
@@ -28,7 +28,7 @@ def store_state(store: Store) -> dict[str, Any]:
 def load_store(store: Store, state: Mapping[str, Any]) -> None:
     """Take the store back to that moment."""
     store.restore(dict(state))
-    store.sets.restore([(int(c), int(n), store.handles_of(ids.numpy())) for c, n, ids in state["order"]])
+    store.sets.restore([(int(c), store.handles_of(ids.numpy()), held.numpy()) for c, ids, held in state["order"]])
     store.rng.bit_generator.state = state["evict"]
     store.evicted, store.corrupt, store._largest = state["evicted"], state["corrupt"], state["largest"]
 
@@ -43,7 +43,7 @@ def ram_state(ram: RamTier) -> dict[str, Any]:
         "layout": [layout.capacity, layout.blocks, layout.block, ram.spare],
         "ids": torch.from_numpy(ram.ids.copy()),
         "limit": ram.limit,
-        "order": [(label, opened, torch.from_numpy(items)) for label, opened, items in ram.sets.order()],
+        "order": [(label, torch.from_numpy(items)) for label, items, _ in ram.sets.order()],
         "loose": torch.from_numpy(loose),
         "loose_labels": torch.from_numpy(ram.labels[loose]),
         "loose_bytes": torch.from_numpy(data.copy()),
@@ -80,7 +80,7 @@ def load_ram(ram: RamTier, store: Store | None, state: Mapping[str, Any]) -> Non
         records = Records(state["loose_bytes"].numpy(), state["loose_starts"].numpy(), sizes, labels)
         ram.write(records, np.arange(len(loose)), blocks)
         ram.publish(loose, ram.first_blocks(blocks, sizes), labels, ids[loose], np.full(len(loose), -1, np.int32))
-    ram.sets.restore([(int(c), int(n), items.numpy()) for c, n, items in state["order"]])
+    ram.sets.restore([(int(c), items.numpy(), None) for c, items in state["order"]])
     ram.limit = int(state["limit"])
 
 

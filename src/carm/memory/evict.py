@@ -46,7 +46,7 @@ def choose(
     left_out: list[int] = []
     while heap and (samples > 0 or room > 0):
         size, tie, label = heap[0]
-        handle = sets.take_open(label, rng.random())
+        handle = sets.take_open(label, rng)
         if handle >= 0:
             victims.append(handle)
             room -= size_of(handle)

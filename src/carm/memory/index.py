@@ -1,13 +1,12 @@
-"""Sets of small integers, one set per class, with O(1) random choice and removal.
+"""Sets of small integers, one set per class, with random choice and removal in constant time.
 
-The memory keeps two of them: the slots of the RAM tier by class, and the entries of the storage tier by class. Each
-class's members lie side by side in one array, split in two: first the *open* members, then the *held* ones. For the
-storage tier "held" means "in RAM now, or on its way": a replacement and an eviction victim are both drawn from the open
-part, so neither can ever touch a sample that RAM shows. Moving a member across the split, like removing it, is one
-exchange of two array items.
+The memory keeps two of them: the slots of the RAM tier by class, and the entries of the storage tier by class. A member
+is *open* or *held*. For the storage tier "held" means "in RAM now, or on its way": replacements and eviction victims
+are both chosen among the open members, so neither can ever touch a sample that RAM shows.
 
-Items are read and written one at a time, through memoryviews: for single items they are three times as fast as numpy
-indexing.
+To choose, pick any member of the class, and again if it is held: every open one is equally likely, and to hold or
+release a member is to set a flag, for a whole batch of them at once. (Keeping open and held members apart in their
+array spares the second tries, but then every swap moves four array items, and most of its time is spent on that.)
 """
 
 from __future__ import annotations
@@ -25,15 +24,20 @@ def grown(array: NDArray[np.generic], length: int) -> NDArray[np.generic]:
     return out
 
 
-class _Members:
-    """The members of one class: `items[:open]` are open, `items[open:total]` are held."""
+_TRIES = 8
 
-    __slots__ = ("items", "open", "total", "view")
+
+class _Members:
+    """The members of one class: `items[:total]`.
+
+    Single items are read and written through `view`, a memoryview: three times as fast as numpy indexing.
+    """
+
+    __slots__ = ("items", "total", "view")
 
     def __init__(self) -> None:
         self.items = np.zeros(8, np.int32)
         self.view = self.items.data
-        self.open = 0
         self.total = 0
 
     def reserve(self, total: int) -> None:
@@ -51,11 +55,15 @@ class ClassSets:
         self._numbers: dict[int, int] = {}
         self._class_of = np.full(capacity, -1, np.int32)
         self._position = np.zeros(capacity, np.int32)
+        self._held = np.zeros(capacity, bool)
+        self._open = np.zeros(8, np.int64)  # open members by class number
         self._views()
 
     def _views(self) -> None:
         self._c = self._class_of.data
         self._p = self._position.data
+        self._h = self._held.data
+        self._o = self._open.data
 
     def reserve(self, capacity: int) -> None:
         """Make room for integers below `capacity`."""
@@ -64,72 +72,68 @@ class ClassSets:
             self._class_of = grown(self._class_of, capacity).astype(np.int32, copy=False)
             self._class_of[old:] = -1
             self._position = grown(self._position, capacity).astype(np.int32, copy=False)
+            self._held = grown(self._held, capacity).astype(bool, copy=False)
             self._views()
 
-    # -- changing ----------------------------------------------------------------------------------------------------
-
-    def add(self, item: int, label: int, *, held: bool = False) -> None:
-        """Put `item`, which is in no set, into the set of `label`."""
+    def _class(self, label: int) -> int:
+        """The number of a class, which is made if there is none."""
         number = self._numbers.get(label)
         if number is None:
             number = self._numbers[label] = len(self._names)
             self._names.append(label)
             self._classes[number] = _Members()
+            if number >= len(self._open):
+                self._open = grown(self._open, number + 1).astype(np.int64, copy=False)
+                self._o = self._open.data
+        return number
+
+    # -- changing ----------------------------------------------------------------------------------------------------
+
+    def add(self, item: int, label: int, *, held: bool = False) -> None:
+        """Put `item`, which is in no set, into the set of `label`."""
+        number = self._class(label)
         members = self._classes[number]
         total = members.total
         members.reserve(total + 1)
-        view = members.view
-        self._c[item] = number
-        if held or members.open == total:
-            view[total] = item
-            self._p[item] = total
-        else:  # the first held member makes way
-            first = view[members.open]
-            view[total] = first
-            self._p[first] = total
-            view[members.open] = item
-            self._p[item] = members.open
+        members.view[total] = item
         members.total = total + 1
+        self._c[item] = number
+        self._p[item] = total
+        self._h[item] = held
         if not held:
-            members.open += 1
+            self._o[number] += 1
 
     def remove(self, item: int) -> None:
         """Take `item` out of its set."""
-        members = self._classes[self._c[item]]
-        view, position = members.view, self._p
-        hole = position[item]
-        if hole < members.open:
-            members.open -= 1
-            last = view[members.open]
-            view[hole] = last
-            position[last] = hole
-            hole = members.open
+        number = self._c[item]
+        members = self._classes[number]
         members.total -= 1
-        if hole != members.total:  # the last held member fills the hole
-            last = view[members.total]
-            view[hole] = last
-            position[last] = hole
+        hole, last = self._p[item], members.view[members.total]
+        members.view[hole] = last  # the last member fills the hole
+        self._p[last] = hole
         self._c[item] = -1
+        if not self._h[item]:
+            self._o[number] -= 1
 
     def hold(self, item: int) -> None:
-        """Move an open `item` behind the split."""
-        members = self._classes[self._c[item]]
-        members.open -= 1
-        self._exchange(members, item, members.open)
+        """Make an open `item` a held one."""
+        self._h[item] = True
+        self._o[self._c[item]] -= 1
 
     def release(self, item: int) -> None:
-        """Move a held `item` before the split."""
-        members = self._classes[self._c[item]]
-        self._exchange(members, item, members.open)
-        members.open += 1
+        """Make a held `item` an open one."""
+        self._h[item] = False
+        self._o[self._c[item]] += 1
 
-    def _exchange(self, members: _Members, item: int, place: int) -> None:
-        view, position = members.view, self._p
-        here, other = position[item], view[place]
-        view[here] = other
-        position[other] = here
-        view[place] = item
-        position[item] = place
+    def hold_each(self, items: NDArray[np.integer]) -> None:
+        """`hold`, for different items at once."""
+        self._held[items] = True
+        self._open -= np.bincount(self._class_of[items], minlength=len(self._open))
+
+    def release_each(self, items: NDArray[np.integer]) -> None:
+        """`release`, for different items at once."""
+        self._held[items] = False
+        self._open += np.bincount(self._class_of[items], minlength=len(self._open))
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -156,12 +160,11 @@ class ClassSets:
         return self._names[self._c[item]]
 
     def is_open(self, item: int) -> bool:
-        return self._p[item] < self._classes[self._c[item]].open
+        return not self._h[item]
 
     def are_open(self, items: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Which of these members are open."""
-        opened = np.array([m.open for m in self._classes.values()], np.int32)
-        return np.asarray(self._position[items] < opened[self._class_of[items]])
+        return np.asarray(~self._held[items])
 
     def count(self, label: int) -> int:
         """How many members `label` has."""
@@ -171,10 +174,10 @@ class ClassSets:
     def open_count(self, label: int) -> int:
         """How many open members `label` has."""
         number = self._numbers.get(label)
-        return 0 if number is None else self._classes[number].open
+        return 0 if number is None else int(self._open[number])
 
     def members(self, label: int) -> NDArray[np.int32]:
-        """A copy of the members of `label`, open ones first."""
+        """A copy of the members of `label`."""
         number = self._numbers.get(label)
         if number is None:
             return np.zeros(0, np.int32)
@@ -183,64 +186,43 @@ class ClassSets:
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
-    def take_open(self, label: int, u: float) -> int:
-        """Choose an open member of `label` with `u` uniform in [0, 1), and hold it. -1 if there is none."""
+    def take_open(self, label: int, rng: np.random.Generator) -> int:
+        """Choose an open member of `label`, and hold it. -1 if there is none."""
         number = self._numbers.get(label)
-        if number is None:
+        if number is None or not self._o[number]:
             return -1
         members = self._classes[number]
-        n = members.open
-        if n == 0:
-            return -1
-        view, position = members.view, self._p
-        here = int(u * n)
-        n -= 1
-        item, last = view[here], view[n]
-        view[here] = last
-        position[last] = here
-        view[n] = item
-        position[item] = n
-        members.open = n
+        for u in rng.random(_TRIES).tolist():
+            item = members.view[int(u * members.total)]
+            if not self._h[item]:
+                break
+        else:  # nearly all are held
+            items = members.items[: members.total]
+            item = int(rng.choice(items[~self._held[items]]))
+        self.hold(item)
         return item
 
-    def take_open_each(self, labels: Iterable[int], uniform: Iterable[float]) -> list[int]:
-        """`take_open` for each label in turn. The same steps, written out: a swap makes this choice for every
-        sample."""
+    def take_open_each(self, labels: list[int], rng: np.random.Generator) -> NDArray[np.int32]:
+        """`take_open` for each of `labels`, in turn. The usual case is written out: every swap makes this choice."""
         out: list[int] = []
-        numbers, classes, position = self._numbers, self._classes, self._p
-        for label, u in zip(labels, uniform, strict=True):
+        numbers, classes, held, opened = self._numbers, self._classes, self._h, self._o
+        uniform = iter(rng.random(2 * len(labels)).tolist())  # enough for a second try each; `take_open` does the rest
+        for label in labels:
             number = numbers.get(label)
-            if number is None or not (n := classes[number].open):
+            if number is None or not opened[number]:
                 out.append(-1)
                 continue
             members = classes[number]
-            view = members.view
-            here = int(u * n)
-            n -= 1
-            item = view[here]
-            last = view[n]
-            view[here] = last
-            position[last] = here
-            view[n] = item
-            position[item] = n
-            members.open = n
-            out.append(item)
-        return out
-
-    def release_each(self, items: Iterable[int]) -> None:
-        """`release` for each item in turn, written out for the same reason."""
-        classes, position, class_of = self._classes, self._p, self._c
-        for item in items:
-            members = classes[class_of[item]]
-            view = members.view
-            place = members.open
-            here = position[item]
-            other = view[place]
-            view[here] = other
-            position[other] = here
-            view[place] = item
-            position[item] = place
-            members.open = place + 1
+            for u in uniform:
+                item = members.view[int(u * members.total)]
+                if not held[item]:
+                    held[item] = True
+                    opened[number] -= 1
+                    out.append(item)
+                    break
+            else:
+                out.append(self.take_open(label, rng))
+        return np.array(out, np.int32)
 
     def peek(self, label: int, u: float) -> int:
         """Choose any member of `label` with `u` uniform in [0, 1); -1 if there is none."""
@@ -255,7 +237,7 @@ class ClassSets:
         best = 0
         ties: list[int] = []
         for name, members in zip(self._names, self._classes.values(), strict=True):
-            if members.total < best or members.total == 0 or (openly and members.open == 0):
+            if members.total < best or members.total == 0 or (openly and not self._open[self._numbers[name]]):
                 continue
             if members.total > best:
                 best, ties = members.total, []
@@ -267,30 +249,35 @@ class ClassSets:
     @property
     def nbytes(self) -> int:
         """Bytes of RAM that the arrays take."""
-        arrays = [self._class_of, self._position, *(m.items for m in self._classes.values())]
+        arrays = [self._class_of, self._position, self._held, self._open, *(m.items for m in self._classes.values())]
         return sum(a.nbytes for a in arrays)
 
-    def order(self) -> list[tuple[int, int, NDArray[np.int32]]]:
-        """Every class as (label, number of open members, members in order): what `restore` needs for identical
-        choices."""
-        return [
-            (name, m.open, m.items[: m.total].copy())
-            for name, m in zip(self._names, self._classes.values(), strict=True)
-        ]
+    def order(self) -> list[tuple[int, NDArray[np.int32], NDArray[np.bool_]]]:
+        """Every class as (label, members, which are held), in order: what `restore` needs for identical choices."""
+        out = []
+        for name, members in zip(self._names, self._classes.values(), strict=True):
+            items = members.items[: members.total].copy()
+            out.append((name, items, self._held[items]))
+        return out
 
-    def restore(self, order: Iterable[tuple[int, int, Sequence[int] | NDArray[np.integer]]]) -> None:
-        """Become the sets that `order` describes."""
+    def restore(
+        self, order: Iterable[tuple[int, Sequence[int] | NDArray[np.integer], NDArray[np.bool_] | None]]
+    ) -> None:
+        """Become the sets that `order` describes; None: all members are open."""
         self._classes, self._names, self._numbers = {}, [], {}
         self._class_of[:] = -1
-        for label, opened, items in order:
-            array = np.asarray(items, np.int32)
-            members = _Members()
-            members.reserve(len(array))
-            members.items[: len(array)] = array
-            members.open, members.total = int(opened), len(array)
-            number = self._numbers[int(label)] = len(self._names)
-            self._names.append(int(label))
-            self._classes[number] = members
-            self.reserve(int(array.max(initial=-1)) + 1)
-            self._class_of[array] = number
-            self._position[array] = np.arange(len(array), dtype=np.int32)
+        self._held[:] = False
+        self._open[:] = 0
+        for label, given, held in order:
+            items = np.asarray(given, np.int32)
+            self.reserve(int(items.max(initial=-1)) + 1)
+            number = self._class(int(label))
+            members = self._classes[number]
+            members.reserve(len(items))
+            members.items[: len(items)] = items
+            members.total = len(items)
+            self._class_of[items] = number
+            self._position[items] = np.arange(len(items), dtype=np.int32)
+            if held is not None:
+                self._held[items] = held
+            self._open[number] = len(items) - (0 if held is None else int(np.count_nonzero(held)))

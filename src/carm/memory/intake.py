@@ -145,8 +145,7 @@ class Intake:
         handles = self.store.confirm(order)
         here = self._in_ram(ids, slots)
         self.ram.handles[slots[here]] = handles[here]
-        for handle in handles[here].tolist():
-            self.store.sets.hold(handle)
+        self.store.sets.hold_each(handles[here])
         self.stats.stored += len(ids)
         self.stats.bytes_written += order.records.nbytes
         if self.store.wants_compaction and not self.compacting:

@@ -97,7 +97,7 @@ class Keeper:
         """The samples in `slots` are leaving RAM: storage may choose them again."""
         if self.store is not None:
             handles = self.ram.handles[slots]
-            self.store.sets.release_each(handles[handles >= 0].tolist())
+            self.store.sets.release_each(handles[handles >= 0])
 
 
 def load_stored(ram: RamTier, store: Store, slots: Ints, handles: NDArray[np.int32]) -> int:
@@ -114,7 +114,7 @@ def load_stored(ram: RamTier, store: Store, slots: Ints, handles: NDArray[np.int
         fits = int(np.searchsorted(np.cumsum(ram.blocks_for(sizes)), ram.free_blocks, side="right"))
         full = fits < len(here)
         if full:
-            store.sets.release_each([*here[fits:].tolist(), *handles[at + 1024 :].tolist()])
+            store.sets.release_each(np.concatenate([here[fits:], handles[at + 1024 :]]))
             here, into, starts, sizes, labels = here[:fits], into[:fits], starts[:fits], sizes[:fits], labels[:fits]
         blocks = ram.allocate(sizes)
         assert blocks is not None
@@ -130,10 +130,9 @@ def choose_balanced(ram: RamTier, store: Store, room: int, rng: np.random.Genera
     """Up to `room` open samples of the store, held from now on, that make the classes in RAM as equal as possible."""
     counts = {label: ram.sets.count(label) for label in store.sets.labels}
     out: list[int] = []
-    uniform = rng.random(room).tolist()
     while len(out) < room and counts:
         label = min(counts, key=lambda c: counts[c])
-        handle = store.sets.take_open(label, uniform[len(out)])
+        handle = store.sets.take_open(label, rng)
         if handle < 0:
             del counts[label]
             continue

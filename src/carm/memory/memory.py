@@ -732,7 +732,7 @@ class Memory:
             self._worker.close()
         self._ram.retire()
         if self.store is not None:
-            self.store.sets.restore([(c, len(items), items) for c, _, items in self.store.sets.order()])
+            self.store.sets.restore([(c, items, None) for c, items, _ in self.store.sets.order()])
         self._begin(schema, self._mean_size(schema))
         self.refill()
 

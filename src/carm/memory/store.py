@@ -232,7 +232,7 @@ class Store:
         groups = np.split(order, at[1:]) if n else []
         # Classes in the order of their first sample, as they would be had the store never been closed.
         self.sets.restore(
-            sorted(((int(c), len(g), g) for c, g in zip(names, groups, strict=True)), key=lambda g: int(g[2][0]))
+            sorted(((int(c), g, None) for c, g in zip(names, groups, strict=True)), key=lambda g: int(g[1][0]))
         )
         self.count = n
         self.live_bytes = int(padded_each(self.sizes).sum())
