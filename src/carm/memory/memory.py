@@ -195,7 +195,8 @@ class Memory:
     def _start_worker(self) -> None:
         assert self.store is not None and self._ram is not None
         self._engine = self.store.engine.name
-        plan = Plan(self.store.directory, self._engine, self._ram.layout, self._throttle)
+        lock = -1 if self.store.lock is None else self.store.lock.fd
+        plan = Plan(self.store.directory, self._engine, self._ram.layout, self._throttle, lock)
         self._worker = WORKERS[self._kind](plan, self._ram.shared)
 
     def _send(self, order: Order) -> None:

@@ -103,6 +103,7 @@ class Plan:
     engine: str
     layout: Layout
     throttle: Throttle | None
+    lock: int = -1  # the store's lock: a process that writes keeps it, so that nobody opens the store before it is done
 
 
 class Executor:
@@ -307,7 +308,7 @@ class ProcessWorker(Worker):
         command = f"from carm.memory.swap import helper; helper({theirs.fileno()}, {shared.fd})"
         self.process = subprocess.Popen(
             [sys.executable, "-c", command],
-            pass_fds=(theirs.fileno(), shared.fd),
+            pass_fds=tuple(fd for fd in (theirs.fileno(), shared.fd, plan.lock) if fd >= 0),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
