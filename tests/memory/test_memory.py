@@ -250,6 +250,23 @@ def test_dynamic_gate_sees_the_progress(tmp_path: Path) -> None:
     assert seen == [0.0, 0.0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75]
 
 
+def test_passes_made_one_by_one_say_their_progress_themselves(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    class Spy(Dynamic):
+        def score(self, signals: Any, rng: Any) -> Any:
+            seen.append(signals.progress)
+            return super().score(signals, rng)
+
+    with filled(40, storage=tmp_path, swap="sync", gate=Spy(0.5)) as memory:
+        for number in range(4):
+            memory.progress = number / 4
+            for batch in memory.bundle(batch_size=5):
+                memory.feedback(batch, torch.zeros(len(batch), CLASSES))
+            assert memory.progress == number / 4
+    assert seen == [0.0, 0.0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75]
+
+
 # -- adding ------------------------------------------------------------------------------------------------------------
 
 

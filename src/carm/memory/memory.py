@@ -109,7 +109,8 @@ class Memory:
         self.gate = gate if gate is not None else Entropy(1.0)
         self.label = label if schema is None else schema.label
         self.progress = 0.0
-        """How far through the passes over the present bundle, for the Dynamic gate. `bundle` sets it."""
+        """How far through the passes over the present bundle, for the Dynamic gate. `bundle` sets it when it makes
+        several passes; whoever calls it once for each sets it too."""
         self._kind = kinds[swap]
         self._queue = None if queue is None else parse_count("queue", queue)
         if write_batch is None:
@@ -343,6 +344,9 @@ class Memory:
 
         Old samples are read when their mini-batch is made, so what was swapped in meanwhile is used at once.
         `batch.old` tells old from new; after the forward pass call `feedback(batch, logits)`.
+
+        With several passes `progress` says how far they are. With one it is left alone, so that a caller who makes the
+        passes one by one may say it: `memory.progress = number / passes`.
         """
         self._check()
         parse_count("batch_size", batch_size)
@@ -352,13 +356,15 @@ class Memory:
             parse_count("old_per_batch", old_per_batch)
         try:
             for number in range(passes):
-                self.progress = number / passes
+                if passes > 1:
+                    self.progress = number / passes
                 if old_per_batch is None:
                     yield from mixed_pass(self, new, batch_size, self._rng["shuffle"])
                 else:
                     yield from paired_pass(self, new, batch_size, old_per_batch, self._rng["shuffle"])
         finally:
-            self.progress = 0.0
+            if passes > 1:
+                self.progress = 0.0
 
     # -- R: gate, orders ---------------------------------------------------------------------------------------------
 
