@@ -449,6 +449,11 @@ class Mixed(NamedTuple):
     y_b: Tensor
     lam: float
 
+    @classmethod
+    def not_mixed(cls, y: Tensor) -> Mixed:
+        """The targets of images that show one thing."""
+        return cls(y, y, 1.0)
+
     def loss(self, logits: Tensor, criterion: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy) -> Tensor:
         """The criterion for both targets, weighted by their shares of the image."""
         if self.lam == 1:
@@ -475,7 +480,7 @@ def cutmix(
     rng = np.random.default_rng(int(_below(2**62, 1, generator, torch.device("cpu"))))
     other = torch.randperm(len(x), generator=generator, device=generator.device).to(x.device)
     if rng.random() >= p:
-        return x, Mixed(y, y, 1.0)
+        return x, Mixed.not_mixed(y)
     h, w = x.shape[2:]
     side = math.sqrt(1 - rng.beta(alpha, alpha))
     v, u = int(rng.integers(h)), int(rng.integers(w))

@@ -1,105 +1,37 @@
-"""The command `carm`: look into a store, check it, take samples out of it; run the demonstration and the measurements.
-
-What is slow to load is imported where it is used: `carm --help` loads neither torch nor numpy, and the `store` commands
-need no torch at all.
-"""
+"""`carm store`: look into a store, check it, take samples out of it. Needs no torch."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import csv
-import importlib
 import itertools
 import os
 import shutil
 import sys
 import tempfile
-import textwrap
-import traceback
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carm import __version__
+from carm.cli.common import DAMAGED, OK, Commands, command, console, progress_bar, show_help
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from rich.console import Console
-    from rich.progress import Progress
 
     from carm.memory.record import Field
     from carm.memory.store import Store
-
-OK, DAMAGED, FAILED, INTERRUPTED = 0, 1, 2, 130
-"""Exit codes: all well; something is damaged; the command could not do its work; Ctrl-C."""
 
 _CHUNK = 8 << 20  # bytes of samples that are in RAM at once, for stores of any size
 _CLASSES_SHOWN = 40
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command with these arguments (those of the process if None) and return its exit code."""
-    arguments = _parser().parse_args(argv)
-    from carm.memory.errors import CarmError
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warnings.showwarning = _show_warning
-            run: Callable[[argparse.Namespace], int] = arguments.run
-            return run(arguments)
-    except (CarmError, ValueError, OSError) as error:
-        if arguments.debug:
-            traceback.print_exc()
-        else:
-            print(f"carm: {_sentence(error)}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("carm: interrupted", file=sys.stderr)
-        return INTERRUPTED
-
-
-def _sentence(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    return " ".join(str(error).split())
-
-
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"carm: warning: {' '.join(str(message).split())}", file=sys.stderr)
-
-
-# -- arguments ---------------------------------------------------------------------------------------------------------
-
-
-def _parser() -> argparse.ArgumentParser:
-    top = _command(
-        argparse.ArgumentParser,
-        "carm",
-        """
-        Carousel Memory keeps a small set of training samples in RAM and every sample it has seen in a store
-        on disk, and exchanges the two in the background while a model trains. This command looks into such
-        stores, and shows and measures what the library does. The library itself is used from Python: import
-        carm.
-        """,
-        """
-        carm demo                               a small continual-learning run, with and without storage
-        carm store info runs/memory             what a store holds
-        carm store verify runs/memory           read every sample and compare checksums
-        carm store export runs/memory out.npz   take samples out, for other tools
-        carm bench memory --quick               measure the memory on this machine
-        """,
-    )
-    top.add_argument("--version", action="version", version=f"carm {__version__}")
-    top.set_defaults(run=lambda _: _help(top), debug=False)
-    commands = top.add_subparsers(title="commands", metavar="COMMAND")
-
-    store = _command(
+def register(commands: Commands) -> None:
+    store = command(
         commands.add_parser,
         "store",
         """
@@ -115,10 +47,10 @@ def _parser() -> argparse.ArgumentParser:
         """,
         summary="look into a store, check it, take samples out",
     )
-    store.set_defaults(run=lambda _: _help(store))
+    store.set_defaults(run=lambda _: show_help(store))
     store_commands = store.add_subparsers(title="commands", metavar="COMMAND")
 
-    info = _command(
+    info = command(
         store_commands.add_parser,
         "info",
         """
@@ -137,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--all", action="store_true", help=f"list every class, not only the first {_CLASSES_SHOWN}")
     info.set_defaults(run=_info)
 
-    verify = _command(
+    verify = command(
         store_commands.add_parser,
         "verify",
         """
@@ -154,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     _directory(verify)
     verify.set_defaults(run=_verify)
 
-    export = _command(
+    export = command(
         store_commands.add_parser,
         "export",
         """
@@ -187,87 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--limit", metavar="N", type=int, help="at most N samples, the oldest")
     export.set_defaults(run=_export)
 
-    demo = _command(
-        commands.add_parser,
-        "demo",
-        """
-        Train a small classifier on handwritten digits that arrive two classes at a time, with a memory of a
-        few samples: once in RAM only, then with a store behind it. Prints accuracies over several seeds,
-        times, and how many samples were swapped. Takes less than a minute on two cores; needs scikit-learn
-        for the digits. The code, carm/demo.py, is meant to be read.
-        """,
-        """
-        carm demo
-        carm demo --slots 20 --seeds 5
-        """,
-        summary="a small continual-learning run, with and without storage",
-    )
-    demo.add_argument("--slots", metavar="N", type=int, default=30, help="samples in the RAM tier (default: 30)")
-    demo.add_argument("--seeds", metavar="N", type=int, default=3, help="runs of each setting (default: 3)")
-    demo.set_defaults(run=_demo)
-
-    bench = _command(
-        commands.add_parser,
-        "bench",
-        "Measure the library on this machine.",
-        """
-        carm bench memory
-        """,
-        summary="measure the library on this machine",
-    )
-    bench.set_defaults(run=lambda _: _help(bench))
-    bench_commands = bench.add_subparsers(title="commands", metavar="COMMAND")
-    memory = _command(
-        bench_commands.add_parser,
-        "memory",
-        """
-        Measure the memory on this machine: what drawing, swapping and storing cost, and what they cost a
-        training loop. Files are made in the current directory, or in the one that --directory names: it should
-        be on the device that stores will be on. The numbers also depend on what else the machine does.
-        """,
-        """
-        carm bench memory
-        carm bench memory --quick               fewer repetitions
-        carm bench memory --json memory.json    also as a file
-        carm bench memory --directory /mnt/sd   on another device
-        """,
-        summary="measure the memory",
-    )
-    memory.add_argument("--json", metavar="FILE", type=Path, help="also write the results to FILE")
-    memory.add_argument("--directory", metavar="DIR", type=Path, help="where to measure (default: here)")
-    memory.add_argument("--quick", action="store_true", help="fewer repetitions")
-    memory.add_argument("--only", metavar="NAME", nargs="+", help="only these measurements")
-    memory.set_defaults(run=_bench)
-    return top
-
-
-_Maker = Callable[..., argparse.ArgumentParser]
-
-
-def _command(
-    make: _Maker, name: str, text: str, examples: str, *, summary: str | None = None
-) -> argparse.ArgumentParser:
-    """A parser whose help is a paragraph, the arguments, and examples."""
-    options: dict[str, Any] = {
-        "description": textwrap.fill(" ".join(text.split()), 78),
-        "epilog": "examples:\n" + textwrap.indent(textwrap.dedent(examples).strip("\n"), "  "),
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
-    if summary is not None:
-        options["help"] = summary
-    parser = make(name, **options)
-    # SUPPRESS: given before the subcommand, the flag must not be set back by the subcommand's own default.
-    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show a traceback for errors")
-    return parser
-
 
 def _directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path, help="the store's directory")
-
-
-def _help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help()
-    return FAILED
 
 
 # -- info --------------------------------------------------------------------------------------------------------------
@@ -279,7 +133,7 @@ def _info(arguments: argparse.Namespace) -> int:
     from carm.memory.extentfile import NAME
     from carm.memory.units import format_bytes
 
-    out = _console()
+    out = console()
     with _open(arguments.directory) as store:
         if store.schema is None:
             out.print(f"{arguments.directory} is a store that nothing has been put in yet.")
@@ -358,7 +212,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         count = store.count
         if count:
             mean = max(store.live_bytes // count, 1)
-            with _progress() as progress:
+            with progress_bar() as progress:
                 task = progress.add_task("verifying", total=count)
                 for checked, bad in store.verify(batch=max(1, min(1024, _CHUNK // mean))):
                     suspects += bad
@@ -426,7 +280,7 @@ def _export(arguments: argparse.Namespace) -> int:
         handles = _chosen(store, arguments.labels, arguments.limit)
         writer: _Npz | _Files = _Npz(store, out) if arguments.format == "npz" else _Files(store, out)
         bad: list[int] = []
-        with writer, _progress() as progress:
+        with writer, progress_bar() as progress:
             task = progress.add_task("exporting", total=len(handles))
             for part in _chunks(store, handles):
                 here = handles[part]
@@ -623,22 +477,6 @@ def _suffix(head: bytes) -> str:
     return ".bin"
 
 
-# -- the rest ----------------------------------------------------------------------------------------------------------
-
-
-def _demo(arguments: argparse.Namespace) -> int:
-    from carm import demo
-
-    demo.main(slots=arguments.slots, seeds=arguments.seeds)
-    return OK
-
-
-def _bench(arguments: argparse.Namespace) -> int:
-    bench = importlib.import_module("carm.bench.memory")
-    where = {} if arguments.directory is None else {"directory": arguments.directory}
-    return int(bench.main(json_path=arguments.json, quick=arguments.quick, only=arguments.only, **where))
-
-
 def _open(directory: Path, engine: str = "auto") -> Store:
     from carm.memory.store import Store
 
@@ -658,22 +496,3 @@ def _open_to_read(directory: Path) -> Store:
         store.close()
         return _open(directory, "preadv")
     return store
-
-
-def _console(*, stderr: bool = False) -> Console:
-    from rich.console import Console
-
-    return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=False)
-
-
-def _progress() -> Progress:
-    """A progress bar on stderr, if that is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = _console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,5 @@
+import sys
+
+from carm.cli import main
+
+sys.exit(main())

@@ -1,0 +1,478 @@
+"""A run: a method learns a stream, task after task, and what comes of it is measured.
+
+    metrics = run(Config(method="er", data="mnist", em=500), Path("runs/er"))
+
+The directory then holds config.json, metrics.json, events for TensorBoard if that is installed, and the store. While it
+goes on it also holds checkpoint.pt, written at the end of every pass and whenever the memory has taken a task in, from
+which `resume=True` goes on; with swap="sync" or "none", to the very same result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from carm import methods, nets
+from carm.data import Decoder, EncodedSplit, Source, Stream, load, split_by_class
+from carm.data.augment import Recipe, photographs, recipe, recipes
+from carm.data.views import Views, strong
+from carm.lab.config import Config
+from carm.lab.metrics import Counts, History, own_classes
+from carm.lab.watch import Moment, Series, Watch
+from carm.memory.errors import CheckpointError, StoreError
+from carm.memory.gate import Dynamic, Entropy, Gate, Random
+from carm.memory.memory import Memory
+from carm.methods.base import MakeNet, Method, stored_fields
+
+log = logging.getLogger("carm")
+_GATES: dict[str, type[Gate]] = {"entropy": Entropy, "random": Random, "dynamic": Dynamic}
+VERSION = 1
+
+
+# -- the parts, from the configuration ---------------------------------------------------------------------------------
+
+
+def make_stream(config: Config) -> Stream:
+    """The data set as a stream of tasks."""
+    options: dict[str, Any] = {"path": config.path} if config.path else {}
+    if config.size:
+        options["crop"] = config.size
+    source = load(config.data, config.root or None, **options)
+    return split_by_class(
+        source,
+        tasks=config.tasks,
+        order=config.order,
+        blurry=config.blurry,
+        samples_per_class=config.per_class or None,
+        seed=config.seed,
+    )
+
+
+def make_recipe(config: Config, source: Source) -> Recipe:
+    """What is done to samples before the net."""
+    if source.name in recipes():
+        found = recipe(source.name)
+    elif isinstance(source.train, EncodedSplit) and not config.size:
+        found = photographs((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    else:
+        found = recipe("cifar-10") if source.shape is not None and source.shape[0] == 3 else recipe("plain")
+    if config.augment == "none":
+        return found.with_augment()
+    return strong(found) if config.augment == "strong" else found
+
+
+def net_maker(config: Config, method: Method, source: Source, samples: Recipe) -> MakeNet:
+    """Nets as the configuration describes them; the number chooses the weights."""
+    part = stored_fields(source.train.fetch([0]))
+    decoder = source.train.decoder if isinstance(source.train, EncodedSplit) else None
+    shape = tuple(Views(samples, decoder=decoder).test(part["x"]).shape[1:])
+    options: dict[str, Any] = {"width": config.width} if config.width else {}
+    head = config.head or method.head
+
+    def make(number: int) -> nets.Net:
+        classes = len(source.classes) if head == "fixed" else 0
+        seed = 1000 * config.seed + number
+        return nets.build(config.net, in_shape=shape, classes=classes, head=head, seed=seed, **options)
+
+    return make
+
+
+def make_memory(config: Config, method: Method, directory: Path | None) -> Memory:
+    """The episodic memory; `directory` is for the store, None: RAM only."""
+    swaps = config.swap != "none" and directory is not None
+    return Memory(
+        method.slots(config.em),
+        storage=directory if swaps else None,
+        storage_capacity=(config.storage or None) if swaps else None,
+        select=method.selection(),
+        gate=_GATES[config.gate](config.ratio),
+        swap=config.swap if swaps else "sync",
+        throttle=(config.throttle or None) if swaps else None,
+        seed=config.seed,
+    )
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Position:
+    """Where in the stream a run is: `passes` of task `task` are done; `begun`: its samples are in the stream buffer."""
+
+    task: int = 0
+    passes: int = 0
+    begun: bool = False
+
+
+class Run:
+    """One run in one directory. `stream`, `make_net` and `samples` (a Recipe) may be your own."""
+
+    def __init__(
+        self,
+        config: Config,
+        out: Path,
+        *,
+        watch: Watch | None = None,
+        every: float = 0.0,
+        stream: Stream | None = None,
+        make_net: MakeNet | None = None,
+        samples: Recipe | None = None,
+    ) -> None:
+        self.config, self.out, self.every = config, out, every
+        self.watch = watch if watch is not None else Watch()
+        self.stream = stream if stream is not None else make_stream(config)
+        source = self.stream.source
+        self.samples = samples if samples is not None else make_recipe(config, source)
+        self.method = methods.make(config.method, **config.options)
+        self.make_net = make_net or net_maker(config, self.method, source, self.samples)
+        self.test = _test_indices(source, config.test_per_class)
+        self.history = History()
+        self.series = Series()
+        self.position = Position()
+        self.bundles: list[dict[str, float]] = []  # of each task: seconds and CPU seconds of its training
+        self.composition: list[dict[str, Any]] = []
+        self._spent = (0.0, 0.0)  # on the present task before this process took over
+        self._saved = -float("inf")
+
+    def __call__(self, *, resume: bool = False) -> dict[str, Any]:
+        config, source = self.config, self.stream.source
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        decoder = source.train.decoder if isinstance(source.train, EncodedSplit) else Decoder()
+        flat = config.net.startswith("mlp")
+        views = Views(self.samples, decoder=decoder, device=config.device, seed=config.seed, channels_last=not flat)
+        state = self._checkpoint() if resume else None
+        if state is None:
+            shutil.rmtree(self.store, ignore_errors=True)  # of a run that was killed before its first checkpoint
+        with make_memory(config, self.method, self.store) as memory:
+            self.method.start(
+                memory=memory,
+                make_net=self.make_net,
+                views=views,
+                training=config.training,
+                level=config.level or None,
+                seed=config.seed,
+            )
+            if state is not None:
+                self._restore(state)
+            self._learn()
+            memory.flush()
+            metrics = self._metrics()
+        write_json(self.out / "metrics.json", metrics)
+        (self.out / "checkpoint.pt").unlink(missing_ok=True)
+        return metrics
+
+    @property
+    def store(self) -> Path:
+        return self.out / "memory"
+
+    def _learn(self) -> None:
+        method, position, passes = self.method, self.position, self.config.passes
+        with _board(self.out) as board:
+            while position.task < len(self.stream):
+                task = self.stream[position.task]
+                begun, cpu = time.perf_counter(), time.process_time()
+                if not position.begun:
+                    method.begin(task)
+                    position.begun = True
+                    if len(method.memory) and passes > 1:
+                        self._save(begun, cpu)  # the memory may have taken the task in
+                while position.passes < passes:
+                    loss = self._pass(position.passes)
+                    method.end_pass(position.passes)
+                    position.passes += 1
+                    if board is not None:
+                        step = position.task * passes + position.passes
+                        board.add_scalar("loss", loss, step)
+                        board.add_scalar("swapped", method.memory.stats()["swapped"], step)
+                    if position.passes < passes:
+                        self._save(begun, cpu)
+                method.end()
+                spent, spent_cpu = self._spent
+                self.bundles.append(
+                    {
+                        "seconds": spent + time.perf_counter() - begun,
+                        "cpu": spent_cpu + time.process_time() - cpu,
+                    }
+                )
+                self._spent = (0.0, 0.0)
+                self._evaluate(position.task)
+                self._compose(position.task)
+                if board is not None:
+                    board.add_scalar("accuracy/ci", self.history.incremental["ci"][-1], position.task + 1)
+                    board.add_scalar("accuracy/ti", self.history.incremental["ti"][-1], position.task + 1)
+                self.position = position = Position(position.task + 1)
+                if position.task < len(self.stream):
+                    self._save(time.perf_counter(), time.process_time())
+
+    def _pass(self, number: int) -> float:
+        """One pass over the present task; returns the mean loss."""
+        method, config, memory = self.method, self.config, self.method.memory
+        total, steps = torch.zeros(()), 0
+        for batch in method.batches(number):
+            total = total.to(method.device) + method.learn(batch)
+            steps += 1
+            if self.watch.due():
+                self._tell(number, float(total) / steps)
+        loss = float(total) / max(steps, 1)
+        if not np.isfinite(loss):
+            raise ValueError(
+                f"the loss is {loss} in pass {number + 1} of task {self.position.task + 1}: lr={config.lr} is too "
+                "large for this method, net and data"
+            )
+        stats = memory.stats()
+        self.series.add(steps, loss, stats["swapped"], stats["queue_depth"], stats["drawn"])
+        self._tell(number + 1, loss)
+        return loss
+
+    def _tell(self, passes: int, loss: float) -> None:
+        position, config = self.position, self.config
+        done = (position.task + passes / config.passes) / len(self.stream)
+        stats = self.method.memory.stats()
+        accuracy = self.history.incremental["ci"][-1] if self.history.incremental["ci"] else None
+        self.watch(
+            Moment(
+                done=min(done, 1.0),
+                task=position.task,
+                tasks=len(self.stream),
+                number=passes,
+                passes=config.passes,
+                loss=loss,
+                accuracy=accuracy,
+                swapped=stats["swapped"],
+                queue=stats["queue_depth"],
+            )
+        )
+
+    # -- measuring ---------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, after: int) -> None:
+        method, source = self.method, self.stream.source
+        tasks = [task.classes for task in self.stream.tasks[: after + 1]]
+        seen = method.seen
+        wanted = self.test[np.isin(source.test.y[self.test], [label for task in tasks for label in task])]
+        counts = Counts(len(source.classes))
+        method.before_evaluation()
+        for at in range(0, len(wanted), 256):
+            part = source.test.fetch(wanted[at : at + 256])
+            scores = method.scores(stored_fields(part)["x"])
+            counts.add(scores, torch.from_numpy(part.y), own_classes(part.y, tasks, seen))
+        self.history.add(counts, tasks, seen)
+
+    def _compose(self, after: int) -> None:
+        memory = self.method.memory
+        counts = memory.class_counts()
+        labels = sorted(counts)
+        self.composition.append(
+            {
+                "task": after,
+                "labels": labels,
+                "ram": [counts[c][0] for c in labels],
+                "storage": [counts[c][1] for c in labels],
+            }
+        )
+
+    def _metrics(self) -> dict[str, Any]:
+        stats = self.method.memory.stats()
+        skipped = getattr(self.stream.source.train, "skipped", {})
+        return {
+            "version": VERSION,
+            "key": self.config.key,
+            "setting": self.config.setting,
+            "config": self.config.as_dict(),
+            "classes": list(self.stream.source.classes),
+            "tasks": [{"classes": list(t.classes), "samples": len(t)} for t in self.stream],
+            "final": self.history.final(),
+            **self.history.as_dict(),
+            "bundles": self.bundles,
+            "seconds": sum(b["seconds"] for b in self.bundles),
+            "cpu_seconds": sum(b["cpu"] for b in self.bundles),
+            "memory": stats,
+            "series": self.series.as_dict(),
+            "composition": self.composition,
+            "skipped": dict(skipped),
+        }
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _save(self, begun: float, cpu: float) -> None:
+        if time.monotonic() - self._saved < self.every:
+            return
+        spent = (self._spent[0] + time.perf_counter() - begun, self._spent[1] + time.process_time() - cpu)
+        state = {
+            "version": VERSION,
+            "key": self.config.key,
+            "position": [self.position.task, self.position.passes, self.position.begun],
+            "stream": self.stream.fingerprint,
+            "method": self.method.state_dict(),
+            "memory": self.method.memory.state_dict(),
+            "history": self.history.as_dict(),
+            "series": self.series.as_dict(),
+            "bundles": self.bundles,
+            "composition": self.composition,
+            "spent": list(spent),
+        }
+        with atomic(self.out / "checkpoint.pt") as file:
+            torch.save(state, file)
+        self._saved = time.monotonic()
+
+    def _checkpoint(self) -> dict[str, Any] | None:
+        path = self.out / "checkpoint.pt"
+        if not path.exists():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        except Exception as error:  # whatever torch makes of a damaged file
+            log.warning("%s cannot be read (%s): the run starts over", path, error)
+            return None
+        if state.get("version") != VERSION:
+            raise ValueError(f"{path} has version {state.get('version')}; this program writes and reads {VERSION}")
+        if state["stream"] != self.stream.fingerprint:
+            raise ValueError(
+                f"the data is not the same as when {self.out} was begun: the data folder must not change between"
+            )
+        return state
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        try:
+            self.method.memory.load_state_dict(state["memory"])
+        except (CheckpointError, StoreError) as error:
+            raise StoreLost(str(error)) from error
+        self.position = Position(*state["position"])
+        task = self.stream[self.position.task] if self.position.begun else None
+        self.method.load_state_dict(state["method"], task)
+        self.history.load(state["history"])
+        self.series.load(state["series"])
+        self.bundles, self.composition = state["bundles"], state["composition"]
+        self._spent = (state["spent"][0], state["spent"][1]) if self.position.begun else (0.0, 0.0)
+
+
+class StoreLost(Exception):
+    """The store does not have any more what a checkpoint needs."""
+
+
+def run(
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    every: float = 0.0,
+    keep_store: bool = True,
+    **parts: Any,
+) -> dict[str, Any]:
+    """Carry out a run in the directory `out`, and return its metrics.
+
+    resume      go on with what is there: from the checkpoint, or simply return the metrics if the run is finished
+    every       seconds between checkpoints at least; 0: one at the end of every pass
+    keep_store  False: remove the store when the run is finished
+    parts       watch, stream, make_net, samples: see Run
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with _locked(out):
+        there = out / "config.json"
+        if there.exists():
+            apart = config.differences(Config.load(there))
+            if apart:
+                raise ValueError(f"{out} is the directory of another run ({'; '.join(apart)}): choose another")
+            finished = out / "metrics.json"
+            if finished.exists():
+                if resume:
+                    metrics: dict[str, Any] = json.loads(finished.read_text())
+                    return metrics
+                raise ValueError(f"{out} holds a finished run: choose another directory, or remove it")
+            if not resume and (out / "checkpoint.pt").exists():
+                raise ValueError(f"{out} holds an unfinished run: go on with it by --resume {out}, or remove it")
+        else:
+            with atomic(there) as file:
+                file.write((json.dumps(config.as_dict(), indent=1) + "\n").encode())
+        try:
+            metrics = Run(config, out, every=every, **parts)(resume=resume)
+        except StoreLost as error:
+            log.warning("the store does not have what the checkpoint needs (%s): the run starts over", error)
+            metrics = Run(config, out, every=every, **parts)()
+        if not keep_store:
+            shutil.rmtree(out / "memory", ignore_errors=True)
+        return metrics
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Two processes cannot work on one run."""
+    with (out / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"{out} is in use by another process") from None
+        yield
+
+
+@contextlib.contextmanager
+def atomic(path: Path) -> Iterator[Any]:
+    """Write a file so that after a crash there is the old one or the new one, never half of one."""
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def write_json(path: Path, record: Any) -> None:
+    with atomic(path) as file:
+        file.write((json.dumps(plain(record), indent=1) + "\n").encode())
+
+
+def plain(value: Any) -> Any:
+    """The same with what JSON does not know replaced: NaN by null, numpy numbers by Python's, floats shortened."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, (float, np.floating)):
+        return round(float(value), 6) if np.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
+
+
+@contextlib.contextmanager
+def _board(out: Path) -> Iterator[Any]:
+    """A TensorBoard writer, if TensorBoard is installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        yield None
+        return
+    board = SummaryWriter(str(out / "events"))
+    try:
+        yield board
+    finally:
+        board.close()
+
+
+def _test_indices(source: Source, per_class: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Positions of the test samples that are used: at most `per_class` of each class, the same in every run."""
+    y = source.test.y
+    if not per_class:
+        return np.arange(len(y))
+    rng = np.random.default_rng(0)
+    parts = [rng.permutation(np.flatnonzero(y == label))[:per_class] for label in range(len(source.classes))]
+    return np.sort(np.concatenate(parts))

@@ -1,0 +1,85 @@
+"""The continual-learning methods, one file each: what is particular to a method, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from carm.methods.base import Method
+from carm.methods.bic import BiC
+from carm.methods.derpp import DERpp
+from carm.methods.er import ER
+from carm.methods.gdumb import GDumb
+from carm.methods.icarl import ICaRL
+from carm.methods.rm import RM
+from carm.methods.tiny_er import TinyER
+from carm.methods.training import Training
+
+__all__ = ["ER", "RM", "BiC", "DERpp", "GDumb", "ICaRL", "Method", "TinyER", "Training", "find", "make", "names"]
+
+_METHODS: dict[str, type[Method]] = {m.name: m for m in (ER, ICaRL, TinyER, BiC, GDumb, DERpp, RM)}
+TITLES = {
+    "er": "ER",
+    "icarl": "iCaRL",
+    "tiny-er": "TinyER",
+    "bic": "BiC",
+    "gdumb": "GDumb",
+    "der++": "DER++",
+    "rm": "RM",
+}
+"""The names as the papers write them."""
+
+
+def names() -> tuple[str, ...]:
+    """The methods that `make` knows, in the paper's order."""
+    return tuple(_METHODS)
+
+
+def canonical(name: str) -> str:
+    """A method's name as `names` spells it; "FILE.py:Class", a method of your own, stays as it is."""
+    if ":" in name:
+        return name
+    known = {_key(one): one for one in _METHODS} | {"derpp": "der++"}
+    if _key(name) in known:
+        return known[_key(name)]
+    near = get_close_matches(_key(name), known, 1, 0.4)
+    hint = f" Did you mean {known[near[0]]!r}?" if near else ""
+    raise ValueError(
+        f"there is no method {name!r}.{hint} The methods are: {', '.join(_METHODS)}; or FILE.py:Class for your own"
+    )
+
+
+def _key(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum() or c == "+")
+
+
+def find(name: str) -> type[Method]:
+    """The class of a method."""
+    name = canonical(name)
+    return _METHODS[name] if name in _METHODS else _from_file(*name.rsplit(":", 1))
+
+
+def _from_file(file: str, cls: str) -> type[Method]:
+    path = Path(file)
+    if not path.is_file():
+        raise ValueError(f"method={file}:{cls}: there is no file {file}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, cls, None)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ValueError(f"method={file}:{cls}: {file} has no class {cls} that derives from carm.methods.Method")
+    return found
+
+
+def make(name: str, **options: Any) -> Method:
+    """A method by name, with its options."""
+    cls = find(name)
+    allowed = cls.options()
+    for option in options:
+        if option not in allowed:
+            raise ValueError(f"{name} has no option {option!r}; its options are: {', '.join(allowed) or 'none'}")
+    return cls(**options)

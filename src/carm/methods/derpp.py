@@ -1,0 +1,91 @@
+"""DER++ (Buzzega et al., 2020): replay what the net said, and what was true.
+
+Three parts a step: the cross-entropy of new samples; the squared distance between the outputs for old samples and the
+outputs stored with them; and the cross-entropy of other old samples. The outputs ("logits") are a field of the sample,
+in RAM and in storage. The head has all its outputs from the start, so that stored ones keep their length. What is
+stored are the outputs of the last time that the sample was trained on as a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from carm.memory.batch import Batch
+from carm.memory.samples import take
+from carm.methods.base import Method, stored_fields
+
+
+class DERpp(Method):
+    """alpha: weight of the stored outputs. beta: weight of the labels of old samples."""
+
+    name = "der++"
+    head = "fixed"
+
+    def __init__(self, *, alpha: float = 0.2, beta: float = 0.5) -> None:
+        self.alpha, self.beta = alpha, beta
+
+    def fill_stream(self) -> None:
+        super().fill_stream()
+        if self.stream:
+            self.said = torch.zeros(len(self.stream["y"]), self.net.classes)  # the outputs for each new sample
+
+    def batches(self, number: int) -> Iterator[Batch]:
+        self.set_pass(number)
+        if self.level == "batch":
+            for part in self.task.batches(self.training.batch):
+                self.spoken = torch.zeros(len(part), self.net.classes)
+                self.rows = torch.arange(len(part))
+                new = take(stored_fields(part), np.arange(len(part)))
+                yield new
+                self.memory.add(new.x, new.y, logits=self.spoken)
+        else:
+            order = self.rng.permutation(len(self.stream["y"]))
+            self.spoken = self.said
+            for at in range(0, len(order), self.training.batch):
+                self.rows = torch.from_numpy(order[at : at + self.training.batch])
+                self.memory.poll()
+                yield take(self.stream, order[at : at + self.training.batch])
+
+    def learn(self, batch: Batch) -> Tensor:
+        """The new samples and both draws of old ones go through the net together: one forward pass, one batch norm."""
+        size, parts = self.training.old_batch or self.training.batch, [batch]
+        if len(self.memory):
+            parts += [self.memory.draw(size), self.memory.draw(size)]
+        x = self.views.train(_joined([part.x for part in parts]))
+        outputs = self.net(x).split([len(part) for part in parts])
+        self.spoken[self.rows] = outputs[0].detach().cpu()
+        loss = F.cross_entropy(outputs[0], batch.y.to(self.device))
+        for part, logits, term in zip(parts[1:], outputs[1:], (self.as_said, self.as_labelled), strict=False):
+            self.feedback(part, logits)
+            loss = loss + term(part, logits)
+        self.descend(loss)
+        return loss.detach()
+
+    def as_said(self, old: Batch, logits: Tensor) -> Tensor:
+        return self.alpha * F.mse_loss(logits, old["logits"].to(self.device))
+
+    def as_labelled(self, old: Batch, logits: Tensor) -> Tensor:
+        return self.beta * F.cross_entropy(logits, old.y.to(self.device))
+
+    def store(self) -> None:
+        self.memory.add(self.stream["x"], self.stream["y"], logits=self.said)
+
+    def state_dict(self) -> dict[str, object]:
+        return super().state_dict() | {"said": self.said if self.stream else None}
+
+    def load_state_dict(self, state: dict[str, object], task: object) -> None:
+        super().load_state_dict(state, task)  # type: ignore[arg-type]
+        if isinstance(state["said"], Tensor):
+            self.said = state["said"].clone()
+
+
+def _joined(parts: list[object]) -> object:
+    """Samples of several batches: tensors one after the other, or one list of encoded images."""
+    if isinstance(parts[0], list):
+        return [one for part in parts if isinstance(part, list) for one in part]
+    return torch.cat([part for part in parts if isinstance(part, Tensor)])

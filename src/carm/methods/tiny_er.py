@@ -1,0 +1,31 @@
+"""TinyER (Chaudhry et al., 2019): one pass over the stream, a few old samples beside every few new ones.
+
+Every step learns from 10 new samples and as many old ones, and then offers the new ones to a reservoir. The task of a
+sample is known, in training and in testing, so the cross-entropy is over the classes of its task.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from carm.methods.base import Method
+from carm.methods.losses import within_task
+
+
+class TinyER(Method):
+    """masked: the loss is over the classes of each sample's task (the paper); otherwise over all classes."""
+
+    name = "tiny-er"
+    level = "batch"
+
+    def __init__(self, *, masked: bool = True) -> None:
+        self.masked = masked
+
+    def prepare_task(self) -> None:
+        self.table, self.owner = self.task_of_class()
+
+    def loss(self, logits: Tensor, y: Tensor, x: Tensor) -> Tensor:
+        if not self.masked:
+            return F.cross_entropy(logits, y)
+        return within_task(logits, y, self.table, self.owner[y])
