@@ -60,13 +60,19 @@ class Model(RuleBasedStateMachine):
         if item >= 0:
             self.model[item] = label, False
 
-    @rule(labels=st.lists(LABELS, max_size=8), seed=st.integers(0, 99))
-    def take_each(self, labels: list[int], seed: int) -> None:
-        got = self.sets.take_open_each(labels, np.random.default_rng(seed)).tolist()
-        for label, item in zip(labels, got, strict=True):
-            candidates = self._members(label, opened=True)
-            assert item in candidates if candidates else item == -1
-            if item >= 0:
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), n=st.integers(0, 80), seed=st.integers(0, 99))
+    def take_like(self, data: st.DataObject, n: int, seed: int) -> None:
+        like = data.draw(st.lists(st.sampled_from(sorted(self.model)), min_size=n, max_size=n))
+        got = self.sets.take_like(np.array(like, np.int32), np.random.default_rng(seed)).tolist()
+        assert len(got) == n
+        wanted = [self.model[item][0] for item in like]
+        for label in set(wanted):  # every open one is given before anybody gets none, and none twice
+            given = [item for c, item in zip(wanted, got, strict=True) if c == label]
+            there = self._members(label, opened=True)
+            taken = [item for item in given if item >= 0]
+            assert len(set(taken)) == len(taken) == min(len(given), len(there)) and there.issuperset(taken)
+            for item in taken:
                 self.model[item] = label, False
 
     @precondition(lambda self: self.model)
@@ -131,23 +137,38 @@ TestModel.settings = settings(max_examples=100, stateful_step_count=40, deadline
 
 
 @pytest.mark.parametrize("every", [2, 19], ids=["half are open", "nearly all are held"])
-@pytest.mark.parametrize("many", [False, True], ids=["one at a time", "several at once"])
-def test_choice_is_uniform_among_the_open(every: int, many: bool) -> None:
+@pytest.mark.parametrize("many", [0, 3, 40], ids=["one at a time", "several", "all at once"])
+def test_choice_is_uniform_among_the_open(every: int, many: int) -> None:
     sets = ClassSets(95)
     for item in range(95):
         sets.add(item, 0, held=item % every != 0)
     opened = np.arange(0, 95, every)
+    if many > len(opened):
+        pytest.skip("not so many are open")
     rng = np.random.default_rng(0)
     counts = np.zeros(95)
+    first = np.zeros(95)
     for _ in range(10_000):
-        items = sets.take_open_each([0, 0, 0], rng) if many else np.array([sets.take_open(0, rng)])
+        items = sets.take_like(np.ones(many, np.int32), rng) if many else np.array([sets.take_open(0, rng)])
         assert len(set(items.tolist())) == len(items)
         counts[items] += 1
+        first[items[0]] += 1
         sets.release_each(items)
-    assert counts.sum() == counts[opened].sum()
-    expected = counts.sum() / len(opened)
-    chi2 = ((counts[opened] - expected) ** 2 / expected).sum()
-    assert chi2 < {48: 84.0, 5: 18.5}[len(opened)], counts[opened]  # 99.9 % of so many degrees of freedom less one
+    for drawn in (counts, first):
+        assert drawn.sum() == drawn[opened].sum()
+        expected = drawn.sum() / len(opened)
+        chi2 = ((drawn[opened] - expected) ** 2 / expected).sum()
+        assert chi2 < {48: 84.0, 5: 18.5}[len(opened)], drawn[opened]  # 99.9 % of so many degrees of freedom less one
+
+
+def test_many_classes_that_grow_in_turn_and_one_after_the_other() -> None:
+    for labels in (np.arange(6000) % 300, np.repeat(np.arange(300), 20), np.random.default_rng(0).integers(0, 9, 6000)):
+        sets = ClassSets()
+        for item, label in enumerate(labels.tolist()):
+            sets.reserve(item + 1)
+            sets.add(item, label)
+        for label in np.unique(labels).tolist():
+            assert sets.members(label).tolist() == np.flatnonzero(labels == label).tolist()
 
 
 def test_memory_per_item() -> None:

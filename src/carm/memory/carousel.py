@@ -61,7 +61,7 @@ class Carousel:
         slots, ids = self._fit(slots, ids)
         if not len(slots):
             return 0
-        handles = store.sets.take_open_each(ram.labels[slots].tolist(), self.rng)
+        handles = store.sets.take_like(ram.handles[slots], self.rng)  # what is in RAM has the slot's label
         if handles.min() < 0:
             none = handles < 0
             stats.dropped["no other sample"] += int(none.sum())

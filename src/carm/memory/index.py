@@ -6,7 +6,9 @@ are both chosen among the open members, so neither can ever touch a sample that 
 
 To choose, pick any member of the class, and again if it is held: every open one is equally likely, and to hold or
 release a member is to set a flag, for a whole batch of them at once. (Keeping open and held members apart in their
-array spares the second tries, but then every swap moves four array items, and most of its time is spent on that.)
+array spares the second tries, but then every swap moves four array items, and most of its time is spent on that.) The
+choices of a whole order are made at once: all of them are tried, and those that have met a held member, or each other,
+again.
 """
 
 from __future__ import annotations
@@ -17,53 +19,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def grown(array: NDArray[np.generic], length: int) -> NDArray[np.generic]:
+def grown(array: NDArray[np.generic], length: int, least: int = 64) -> NDArray[np.generic]:
     """A copy of `array` with at least `length` items; a quarter larger than asked, so that growth is amortised."""
-    out = np.zeros(max(length + length // 4, 64), array.dtype)
+    out = np.zeros(max(length + length // 4, least), array.dtype)
     out[: len(array)] = array
     return out
 
 
 _TRIES = 8
-
-
-class _Members:
-    """The members of one class: `items[:total]`.
-
-    Single items are read and written through `view`, a memoryview: three times as fast as numpy indexing.
-    """
-
-    __slots__ = ("items", "total", "view")
-
-    def __init__(self) -> None:
-        self.items = np.zeros(8, np.int32)
-        self.view = self.items.data
-        self.total = 0
-
-    def reserve(self, total: int) -> None:
-        if total > len(self.items):
-            self.items = grown(self.items, total).astype(np.int32, copy=False)
-            self.view = self.items.data
+_FEW = 32  # choices that are made faster one by one than all at once
 
 
 class ClassSets:
-    """Disjoint sets of integers below `capacity`, keyed by class label (any integer)."""
+    """Disjoint sets of integers below `capacity`, keyed by class label (any integer).
+
+    The members of all classes lie in one array, each class in a stretch of its own with some room to grow, so that
+    members of many classes can be chosen at once. Single items are read and written through memoryviews, three times as
+    fast as numpy indexing.
+    """
 
     def __init__(self, capacity: int = 0) -> None:
-        self._classes: dict[int, _Members] = {}
         self._names: list[int] = []  # label of each class number, in order of first appearance
         self._numbers: dict[int, int] = {}
         self._class_of = np.full(capacity, -1, np.int32)
         self._position = np.zeros(capacity, np.int32)
         self._held = np.zeros(capacity, bool)
-        self._open = np.zeros(8, np.int64)  # open members by class number
+        self._forget()
+
+    def _forget(self) -> None:
+        self._names, self._numbers = [], {}
+        self._pool = np.zeros(0, np.int32)
+        self._end = 0  # of the part of the pool that has been given to classes
+        # by class number:
+        self._open = np.zeros(0, np.int64)  # open members
+        self._total = np.zeros(0, np.int64)  # members
+        self._base = np.zeros(0, np.int64)  # where they begin in the pool
+        self._room = np.zeros(0, np.int64)  # how many there is room for
         self._views()
 
     def _views(self) -> None:
         self._c = self._class_of.data
         self._p = self._position.data
         self._h = self._held.data
-        self._o = self._open.data
+        self._m = self._pool.data
+        self._o, self._t, self._b, self._r = (a.data for a in (self._open, self._total, self._base, self._room))
 
     def reserve(self, capacity: int) -> None:
         """Make room for integers below `capacity`."""
@@ -81,22 +80,56 @@ class ClassSets:
         if number is None:
             number = self._numbers[label] = len(self._names)
             self._names.append(label)
-            self._classes[number] = _Members()
             if number >= len(self._open):
-                self._open = grown(self._open, number + 1).astype(np.int64, copy=False)
-                self._o = self._open.data
+                self._open, self._total, self._base, self._room = (
+                    grown(a, number + 1, 4).astype(np.int64, copy=False)
+                    for a in (self._open, self._total, self._base, self._room)
+                )
+                self._views()
         return number
+
+    def _grow(self, number: int, total: int) -> None:
+        """Room for `total` members of a class, and a quarter more: at the end of the pool, if there is any left."""
+        room = total + total // 4 + 4
+        if self._end + room > len(self._pool):
+            self._repack(number, room)
+            return
+        n, old, new = self._t[number], self._b[number], self._end
+        self._pool[new : new + n] = self._pool[old : old + n]
+        self._b[number], self._r[number] = new, room
+        self._end += room
+
+    def _repack(self, number: int, room: int) -> None:
+        """A larger pool, with all classes side by side. A quarter of it is left for those that grow first."""
+        count = len(self._names)
+        rooms = self._total[:count] + self._total[:count] // 4 + 4
+        rooms[number] = room
+        ends = np.cumsum(rooms)
+        end = int(ends[-1])
+        pool = np.zeros(end + end // 4, np.int32)
+        for new, old, n in zip(
+            (ends - rooms).tolist(), self._base[:count].tolist(), self._total[:count].tolist(), strict=True
+        ):
+            pool[new : new + n] = self._pool[old : old + n]
+        self._pool, self._end = pool, end
+        self._base[:count], self._room[:count] = ends - rooms, rooms
+        self._views()
+
+    def _members(self, number: int) -> NDArray[np.int32]:
+        """A view of the members of a class."""
+        base = self._b[number]
+        return self._pool[base : base + self._t[number]]
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
     def add(self, item: int, label: int, *, held: bool = False) -> None:
         """Put `item`, which is in no set, into the set of `label`."""
         number = self._class(label)
-        members = self._classes[number]
-        total = members.total
-        members.reserve(total + 1)
-        members.view[total] = item
-        members.total = total + 1
+        total = self._t[number]
+        if total == self._r[number]:
+            self._grow(number, total + 1)
+        self._m[self._b[number] + total] = item
+        self._t[number] = total + 1
         self._c[item] = number
         self._p[item] = total
         self._h[item] = held
@@ -106,10 +139,10 @@ class ClassSets:
     def remove(self, item: int) -> None:
         """Take `item` out of its set."""
         number = self._c[item]
-        members = self._classes[number]
-        members.total -= 1
-        hole, last = self._p[item], members.view[members.total]
-        members.view[hole] = last  # the last member fills the hole
+        base, total = self._b[number], self._t[number] - 1
+        self._t[number] = total
+        hole, last = self._p[item], self._m[base + total]
+        self._m[base + hole] = last  # the last member fills the hole
         self._p[last] = hole
         self._c[item] = -1
         if not self._h[item]:
@@ -149,12 +182,12 @@ class ClassSets:
         return np.flatnonzero(self._class_of >= 0)
 
     def __len__(self) -> int:
-        return sum(m.total for m in self._classes.values())
+        return int(self._total.sum())
 
     @property
     def labels(self) -> list[int]:
         """The labels that have members, in the order in which they first appeared."""
-        return [name for name, m in zip(self._names, self._classes.values(), strict=True) if m.total]
+        return [name for name, total in zip(self._names, self._t, strict=False) if total]
 
     def label(self, item: int) -> int:
         return self._names[self._c[item]]
@@ -169,7 +202,7 @@ class ClassSets:
     def count(self, label: int) -> int:
         """How many members `label` has."""
         number = self._numbers.get(label)
-        return 0 if number is None else self._classes[number].total
+        return 0 if number is None else self._t[number]
 
     def open_count(self, label: int) -> int:
         """How many open members `label` has."""
@@ -179,68 +212,94 @@ class ClassSets:
     def members(self, label: int) -> NDArray[np.int32]:
         """A copy of the members of `label`."""
         number = self._numbers.get(label)
-        if number is None:
-            return np.zeros(0, np.int32)
-        members = self._classes[number]
-        return np.array(members.items[: members.total])
+        return np.zeros(0, np.int32) if number is None else self._members(number).copy()
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
     def take_open(self, label: int, rng: np.random.Generator) -> int:
         """Choose an open member of `label`, and hold it. -1 if there is none."""
         number = self._numbers.get(label)
-        if number is None or not self._o[number]:
+        return -1 if number is None else self._take_open(number, rng)
+
+    def _take_open(self, number: int, rng: np.random.Generator) -> int:
+        if not self._o[number]:
             return -1
-        members = self._classes[number]
+        base, total = self._b[number], self._t[number]
         for u in rng.random(_TRIES).tolist():
-            item = members.view[int(u * members.total)]
+            item = self._m[base + int(u * total)]
             if not self._h[item]:
                 break
         else:  # nearly all are held
-            items = members.items[: members.total]
+            items = self._members(number)
             item = int(rng.choice(items[~self._held[items]]))
         self.hold(item)
         return item
 
-    def take_open_each(self, labels: list[int], rng: np.random.Generator) -> NDArray[np.int32]:
-        """`take_open` for each of `labels`, in turn. The usual case is written out: every swap makes this choice."""
+    def take_like(self, items: NDArray[np.integer], rng: np.random.Generator) -> NDArray[np.int32]:
+        """Choose for each of `items`, which are members, an open member of its class, and hold it; -1 where there is
+        none."""
+        numbers = self._class_of[items]
+        n = len(numbers)
+        if n <= _FEW:
+            return np.array(self._take_each(numbers.tolist(), rng), np.int32)
+        at = (rng.random(n) * self._total[numbers]).astype(np.int32)
+        out: NDArray[np.int32] = self._pool[self._base[numbers] + at]
+        # If several have chosen the same, one of them has it: all leave their number where it keeps its position, and
+        # the last number stays. Whose that is has nothing to do with what was chosen, so the choice is still uniform.
+        place = np.arange(n, dtype=np.int32)
+        self._position[out] = place
+        won = self._position[out] == place
+        self._position[out] = at
+        won &= ~self._held[out]
+        mine = out[won]
+        self._held[mine] = True
+        if len(mine) == n:
+            self._open -= np.bincount(numbers, minlength=len(self._open))
+            return out
+        self._open -= np.bincount(numbers[won], minlength=len(self._open))
+        lost = np.flatnonzero(~won)
+        again = self.take_like(items[lost], rng) if 2 * len(lost) < n else self._take_each(numbers[lost].tolist(), rng)
+        out[lost] = again
+        return out
+
+    def _take_each(self, numbers: list[int], rng: np.random.Generator) -> list[int]:
+        """`_take_open` for each of these classes. The usual case is written out."""
         out: list[int] = []
-        numbers, classes, held, opened = self._numbers, self._classes, self._h, self._o
-        uniform = iter(rng.random(2 * len(labels)).tolist())  # enough for a second try each; `take_open` does the rest
-        for label in labels:
-            number = numbers.get(label)
-            if number is None or not opened[number]:
+        pool, base, total, held, opened = self._m, self._b, self._t, self._h, self._o
+        uniform = iter(
+            rng.random(2 * len(numbers)).tolist()
+        )  # enough for a second try each; `_take_open` does the rest
+        for number in numbers:
+            if not opened[number]:
                 out.append(-1)
                 continue
-            members = classes[number]
             for u in uniform:
-                item = members.view[int(u * members.total)]
+                item = pool[base[number] + int(u * total[number])]
                 if not held[item]:
                     held[item] = True
                     opened[number] -= 1
                     out.append(item)
                     break
             else:
-                out.append(self.take_open(label, rng))
-        return np.array(out, np.int32)
+                out.append(self._take_open(number, rng))
+        return out
 
     def peek(self, label: int, u: float) -> int:
         """Choose any member of `label` with `u` uniform in [0, 1); -1 if there is none."""
         number = self._numbers.get(label)
-        if number is None:
+        if number is None or not self._t[number]:
             return -1
-        members = self._classes[number]
-        return members.view[int(u * members.total)] if members.total else -1
+        return self._m[self._b[number] + int(u * self._t[number])]
 
     def largest(self, *, openly: bool = False, u: float = 0.0) -> int | None:
         """The label with most members (with `openly`: among those that have an open one); ties are broken with `u`."""
         best = 0
         ties: list[int] = []
-        for name, members in zip(self._names, self._classes.values(), strict=True):
-            if members.total < best or members.total == 0 or (openly and not self._open[self._numbers[name]]):
+        for name, total, opened in zip(self._names, self._t, self._o, strict=False):
+            if total < best or total == 0 or (openly and not opened):
                 continue
-            if members.total > best:
-                best, ties = members.total, []
+            if total > best:
+                best, ties = total, []
             ties.append(name)
         return ties[int(u * len(ties))] if ties else None
 
@@ -249,33 +308,27 @@ class ClassSets:
     @property
     def nbytes(self) -> int:
         """Bytes of RAM that the arrays take."""
-        arrays = [self._class_of, self._position, self._held, self._open, *(m.items for m in self._classes.values())]
-        return sum(a.nbytes for a in arrays)
+        arrays = (self._class_of, self._position, self._held, self._pool, self._open, self._total, self._base)
+        return sum(a.nbytes for a in arrays) + self._room.nbytes
 
     def order(self) -> list[tuple[int, NDArray[np.int32], NDArray[np.bool_]]]:
         """Every class as (label, members, which are held), in order: what `restore` needs for identical choices."""
-        out = []
-        for name, members in zip(self._names, self._classes.values(), strict=True):
-            items = members.items[: members.total].copy()
-            out.append((name, items, self._held[items]))
-        return out
+        return [(name, self.members(name), self._held[self.members(name)]) for name in self._names]
 
     def restore(
         self, order: Iterable[tuple[int, Sequence[int] | NDArray[np.integer], NDArray[np.bool_] | None]]
     ) -> None:
         """Become the sets that `order` describes; None: all members are open."""
-        self._classes, self._names, self._numbers = {}, [], {}
+        self._forget()
         self._class_of[:] = -1
         self._held[:] = False
-        self._open[:] = 0
         for label, given, held in order:
             items = np.asarray(given, np.int32)
             self.reserve(int(items.max(initial=-1)) + 1)
             number = self._class(int(label))
-            members = self._classes[number]
-            members.reserve(len(items))
-            members.items[: len(items)] = items
-            members.total = len(items)
+            self._grow(number, len(items))
+            self._t[number] = len(items)
+            self._members(number)[:] = items
             self._class_of[items] = number
             self._position[items] = np.arange(len(items), dtype=np.int32)
             if held is not None:
