@@ -81,6 +81,8 @@ class Method:
         self.rng = np.random.default_rng([seed, 7])
         self.tasks: list[tuple[int, ...]] = []
         """The classes of each task so far."""
+        self.old = torch.zeros(0, dtype=torch.long, device=self.device)
+        """The classes of earlier tasks, without those that the present one is about again."""
         self.stream: dict[str, Any] = {}
         """The stream buffer: the present task's samples."""
         self.new_net(0)
@@ -121,12 +123,23 @@ class Method:
     def begin(self, task: Task) -> None:
         """A task has arrived: make room for its classes, and start a new optimizer."""
         self.tasks.append(self.classes_of(task))
-        self.task = task
+        self.enter(task)
         self.prepare_task()
         if self.net.classes < self.seen:
             self.net.grow(self.seen)
         self.new_optimizer()
         self.fill_stream()
+
+    def enter(self, task: Task) -> None:
+        """Know which task this is, at its beginning or in the middle of it."""
+        self.task = task
+        earlier = {label for classes in self.tasks[:-1] for label in classes}
+        self.old = torch.tensor(sorted(earlier - set(task.classes)), dtype=torch.long, device=self.device)
+
+    @property
+    def old_share(self) -> float:
+        """The share of old classes among all seen."""
+        return len(self.old) / len({label for classes in self.tasks for label in classes})
 
     @staticmethod
     def classes_of(task: Task) -> tuple[int, ...]:
@@ -262,7 +275,7 @@ class Method:
         self.rng.bit_generator.state = state["rng"]
         self.views.load_state_dict(state["views"])
         if task is not None:
-            self.task = task
+            self.enter(task)
             self.fill_stream()
 
     def frozen_copy(self, state: dict[str, Any] | None = None) -> Net:

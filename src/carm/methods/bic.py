@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from carm.memory.batch import Batch
 from carm.memory.select import Ring, Selection
 from carm.methods.base import Method
 from carm.methods.losses import soft
@@ -37,8 +38,7 @@ class BiC(Method):
         self.alpha, self.temperature, self.validation = alpha, temperature, validation
         self.budget = 0
         self.teacher: torch.nn.Module | None = None
-        self.teacher_correction: list[list[float]] = []
-        self.correction: list[list[float]] = []  # (scale, shift) of each task
+        self.teacher_correction = self.correction = torch.zeros(0, 2)  # (scale, shift) of each class
         self.held: dict[int, list[Any]] = {}  # the validation set: samples of each class, as the memory keeps them
         self.chosen: list[int] | None = None  # those of the present task, by position
 
@@ -81,18 +81,17 @@ class BiC(Method):
 
     def prepare_task(self) -> None:
         if self.known:
-            self.teacher, self.teacher_correction = self.frozen_copy(), [list(pair) for pair in self.correction]
-        self.correction.append([1.0, 0.0])
+            self.teacher, self.teacher_correction = self.frozen_copy(), self.correction
+        self.correction = torch.tensor([[1.0, 0.0]]).repeat(self.seen, 1)
+        old = self.old.cpu()
+        self.correction[old] = self.teacher_correction[old]
         self.chosen = None
 
-    def corrected(self, logits: Tensor, pairs: list[list[float]]) -> Tensor:
-        scale, shift = torch.ones(logits.shape[1]), torch.zeros(logits.shape[1])
-        known = 0
-        for classes, (a, b) in zip(self.tasks, pairs, strict=False):
-            new = slice(known, max(max(classes) + 1, known))  # a task's own classes, not those that it has seen again
-            scale[new], shift[new] = a, b
-            known = new.stop
-        return logits * scale.to(logits.device) + shift.to(logits.device)
+    def corrected(self, logits: Tensor, correction: Tensor) -> Tensor:
+        """Outputs as they count; a fixed head may have some that belong to no class yet."""
+        width = min(len(correction), logits.shape[1])
+        scale, shift = correction[:width].to(logits.device).T
+        return torch.cat([logits[:, :width] * scale + shift, logits[:, width:]], 1)
 
     def loss(self, logits: Tensor, y: Tensor, x: Tensor) -> Tensor:
         logits = self.corrected(logits, self.correction)
@@ -101,13 +100,16 @@ class BiC(Method):
             return hard
         with torch.no_grad():
             taught = self.corrected(self.teacher(x), self.teacher_correction)
-        alpha = self.known / self.seen if isinstance(self.alpha, str) else self.alpha
-        return alpha * soft(logits[:, : self.known], taught[:, : self.known], self.temperature) + (1 - alpha) * hard
+        alpha = self.old_share if isinstance(self.alpha, str) else self.alpha
+        return alpha * soft(logits[:, self.old], taught[:, self.old], self.temperature) + (1 - alpha) * hard
+
+    def feedback(self, batch: Batch, logits: Tensor) -> None:
+        super().feedback(batch, self.corrected(logits.detach(), self.correction))
 
     # -- stage 2 -----------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        if self.known and self.known < self.seen and any(self.held.values()):
+        if len(self.old) and any(self.held.values()):
             self.fit()
         super().end()
 
@@ -117,8 +119,9 @@ class BiC(Method):
         y = torch.tensor([label for label in sorted(self.held) for _ in self.held[label]], device=self.device)
         with torch.no_grad():
             plain = torch.cat([self.raw(x[at : at + 256]) for at in range(0, len(x), 256)])
-        logits = self.corrected(plain, [*self.correction[:-1], [1.0, 0.0]])
-        new = torch.arange(self.seen, device=self.device) >= self.known
+        logits = self.corrected(plain, self.correction)  # of the newest classes the correction is still none
+        new = torch.ones(self.seen, dtype=torch.bool, device=self.device)
+        new[self.old] = False
         pair = torch.tensor([1.0, 0.0], device=self.device, requires_grad=True)
         solver = torch.optim.LBFGS([pair], max_iter=100, line_search_fn="strong_wolfe")
 
@@ -130,7 +133,7 @@ class BiC(Method):
             return loss
 
         solver.step(objective)  # type: ignore[no-untyped-call]
-        self.correction[-1] = pair.detach().tolist()
+        self.correction[new.cpu()] = pair.detach().cpu()
 
     def raw(self, x: list[Any]) -> Tensor:
         return super().outputs(self.views.test(x if isinstance(x[0], (bytes, bytearray)) else np.stack(x)))

@@ -53,8 +53,8 @@ class ICaRL(Method):
             return binary(logits, truth)
         with torch.no_grad():
             targets = truth.clone()
-            targets[:, : self.known] = torch.sigmoid(self.teacher(x)[:, : self.known])
-        alpha = self.known / self.seen if isinstance(self.alpha, str) else self.alpha
+            targets[:, self.old] = torch.sigmoid(self.teacher(x)[:, self.old])
+        alpha = self.old_share if isinstance(self.alpha, str) else self.alpha
         loss = alpha * binary(logits, targets)
         return loss if alpha == 1 else loss + (1 - alpha) * binary(logits, truth)
 
