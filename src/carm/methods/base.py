@@ -89,12 +89,16 @@ class Method:
 
     def new_net(self, number: int) -> None:
         """A net with fresh weights, and an optimizer for it."""
-        self.net = self._make(number).to(self.device)
-        if self.views.channels_last:
-            self.net = self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.net = self.build(number)
         if self.tasks and self.head == "growing":
             self.net.grow(self.seen)
         self.new_optimizer()
+
+    def build(self, number: int) -> Net:
+        net = self._make(number).to(self.device)
+        if self.views.channels_last:
+            net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return net
 
     def new_optimizer(self) -> None:
         self.optimizer = self.training.optimizer(self.net.parameters())
@@ -283,7 +287,7 @@ class Method:
         if state is None:
             teacher = copy.deepcopy(self.net)
         else:
-            teacher = self._make(0).to(self.device)
+            teacher = self.build(0)  # laid out in memory like the net, or its sums would round differently
             teacher.load_state_dict(state)
         return teacher.eval().requires_grad_(False)
 

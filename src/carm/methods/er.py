@@ -30,4 +30,4 @@ class ER(Method):
     def loss(self, logits: Tensor, y: Tensor, x: Tensor) -> Tensor:
         if self.criterion == "ce":
             return F.cross_entropy(logits, y)
-        return binary(logits, one_hot(y, logits.shape[1]))
+        return binary(logits[:, : self.seen], one_hot(y, self.seen))

@@ -48,7 +48,7 @@ class ICaRL(Method):
             self.teacher = self.frozen_copy()
 
     def loss(self, logits: Tensor, y: Tensor, x: Tensor) -> Tensor:
-        truth = one_hot(y, logits.shape[1])
+        logits, truth = logits[:, : self.seen], one_hot(y, self.seen)
         if self.teacher is None:
             return binary(logits, truth)
         with torch.no_grad():

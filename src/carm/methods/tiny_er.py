@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from carm.data.stream import Task
 from carm.methods.base import Method
 from carm.methods.losses import within_task
 
@@ -22,10 +23,11 @@ class TinyER(Method):
     def __init__(self, *, masked: bool = True) -> None:
         self.masked = masked
 
-    def prepare_task(self) -> None:
+    def enter(self, task: Task) -> None:
+        super().enter(task)
         self.table, self.owner = self.task_of_class()
 
     def loss(self, logits: Tensor, y: Tensor, x: Tensor) -> Tensor:
         if not self.masked:
             return F.cross_entropy(logits, y)
-        return within_task(logits, y, self.table, self.owner[y])
+        return within_task(logits[:, : self.seen], y, self.table, self.owner[y])
