@@ -8,6 +8,7 @@ newest task on the validation set. Outputs are corrected wherever they are used,
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any, Literal
 
@@ -62,7 +63,8 @@ class BiC(Method):
 
     def hold_out(self) -> None:
         """Choose an equal number of each class for the validation set, before anything is trained or stored: so they
-        cannot come back from storage. Older classes give up what they have too many of."""
+        cannot come back from storage. Older classes give up what they have too many of. Copies, because a row of an
+        array would keep the whole task in RAM."""
         x, y = self.stream["x"], self.stream["y"]
         labels = sorted({*self.held, *y.tolist()})
         share = self.budget // max(len(labels), 1)
@@ -73,7 +75,7 @@ class BiC(Method):
             members = self.rng.permutation(np.flatnonzero(y == label))
             wanted = max(min(share - len(self.held.get(label, [])), len(members) - 1), 0)
             self.chosen += members[:wanted].tolist()
-            self.held.setdefault(label, []).extend(x[int(i)] for i in members[:wanted])
+            self.held.setdefault(label, []).extend(copy.copy(x[int(i)]) for i in members[:wanted])
         for label in self.held:
             del self.held[label][share:]
 
