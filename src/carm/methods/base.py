@@ -169,7 +169,7 @@ class Method:
         """The mini-batches of pass `number`."""
         self.set_pass(number)
         if self.level == "batch":
-            yield from self.online_batches()
+            yield from self.online_batches(number)
         else:
             yield from self.memory.bundle(
                 self.stream, batch_size=self.training.batch, old_per_batch=self.training.old_batch or None
@@ -181,14 +181,18 @@ class Method:
         for group in self.optimizer.param_groups:
             group["lr"] = self.training.lr_at(number)
 
-    def online_batches(self) -> Iterator[Batch]:
-        """Samples in order of arrival; beside each mini-batch as many old ones as the training says."""
+    def online_batches(self, number: int) -> Iterator[Batch]:
+        """Samples in order of arrival; beside each mini-batch as many old ones as the training says.
+
+        The memory takes them in during the first pass: a sample that comes by again is still the same sample.
+        """
         for part in self.task.batches(self.training.batch):
             fields = stored_fields(part)
             new = take(fields, np.arange(len(part)))
             old = self.memory.draw(self.training.old_batch) if self.training.old_batch and len(self.memory) else None
             yield new if old is None else concatenate([new, old])
-            self.take_in(new)
+            if number == 0:
+                self.take_in(new)
 
     def take_in(self, new: Batch) -> None:
         """Batch level: the memory takes in a mini-batch that has been learned."""

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from carm.memory.batch import Batch
+from carm.memory.batch import Batch, concatenate
 from carm.memory.samples import take
 from carm.methods.base import Method, stored_fields
 
@@ -42,7 +42,8 @@ class DERpp(Method):
                 self.rows = torch.arange(len(part))
                 new = take(stored_fields(part), np.arange(len(part)))
                 yield new
-                self.memory.add(new.x, new.y, logits=self.spoken)
+                if number == 0:
+                    self.memory.add(new.x, new.y, logits=self.spoken)
         else:
             order = self.rng.permutation(len(self.stream["y"]))
             self.spoken = self.said
@@ -60,9 +61,9 @@ class DERpp(Method):
         outputs = self.net(x).split([len(part) for part in parts])
         self.spoken[self.rows] = outputs[0].detach().cpu()
         loss = F.cross_entropy(outputs[0], batch.y.to(self.device))
-        for part, logits, term in zip(parts[1:], outputs[1:], (self.as_said, self.as_labelled), strict=False):
-            self.feedback(part, logits)
-            loss = loss + term(part, logits)
+        if len(parts) > 1:
+            self.feedback(*_once(concatenate(parts[1:]), torch.cat(outputs[1:])))
+            loss = loss + self.as_said(parts[1], outputs[1]) + self.as_labelled(parts[2], outputs[2])
         self.descend(loss)
         return loss.detach()
 
@@ -82,6 +83,13 @@ class DERpp(Method):
         super().load_state_dict(state, task)  # type: ignore[arg-type]
         if isinstance(state["said"], Tensor):
             self.said = state["said"].clone()
+
+
+def _once(old: Batch, logits: Tensor) -> tuple[Batch, Tensor]:
+    """Each sample once, though both draws may have it: the gate shall not judge it twice."""
+    _, first = np.unique(old.slots, return_index=True)
+    rows = torch.from_numpy(first)
+    return Batch({"y": old.y[rows]}, old.slots[first], old.ids[first]), logits[rows.to(logits.device)]
 
 
 def _joined(parts: list[object]) -> object:

@@ -27,8 +27,8 @@ class GDumb(Method):
         return GreedyBalanced()
 
     def fill_stream(self) -> None:
-        super().fill_stream()
         if not self.stored:
+            super().fill_stream()
             self.store()
             self.stored = True
         self.stream = {}

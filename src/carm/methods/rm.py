@@ -36,7 +36,8 @@ class RM(GDumb):
         self.stored = False
 
     def fill_stream(self) -> None:
-        super(GDumb, self).fill_stream()
+        if not self.stored:
+            super(GDumb, self).fill_stream()
 
     def batches(self, number: int) -> Iterator[Batch]:
         self.set_pass(number)
@@ -45,7 +46,7 @@ class RM(GDumb):
     def end_pass(self, number: int) -> None:
         if number == 0:
             self.store()
-            self.stored = True
+            self.stored, self.stream = True, {}
 
     def store(self) -> None:
         ours = torch.zeros(self.memory.capacity)
