@@ -79,24 +79,19 @@ class Config:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", methods.canonical(self.method))
-        object.__setattr__(self, "milestones", tuple(self.milestones))
-        cls = methods.find(self.method)
-        allowed = cls.options()
-        for name in self.options:
-            if name not in allowed:
-                raise ValueError(
-                    f"{self.method} has no option {name!r}; its options are: {', '.join(allowed) or 'none'}"
-                )
-        object.__setattr__(self, "options", dict(sorted(self.options.items())))
-        for name, one in field_types().items():
-            choices = _choices(one)
+        for name, kind in field_types().items():
             value = getattr(self, name)
-            if (
-                choices
-                and value not in choices
-                and not (isinstance(value, (int, float)) and float in typing.get_args(one))
-            ):
-                raise ValueError(f"{name}={value!r}: must be one of {', '.join(repr(c) for c in choices)}")
+            if not methods.fits(value, kind):
+                raise ValueError(f"{name}={value!r}: must be {methods.describe(kind)}")
+        object.__setattr__(self, "milestones", tuple(self.milestones))
+        if not all(methods.fits(share, float) for share in self.milestones):
+            raise ValueError(f"milestones={self.milestones}: must be numbers")
+        object.__setattr__(self, "options", dict(sorted(self.options.items())))
+        method = methods.make(self.method, **self.options)  # complains about what is wrong in them
+        if self.level and self.level not in method.levels:
+            raise ValueError(f"level={self.level!r}: {self.method} works at the level {', '.join(method.levels)} only")
+        if self.head == "growing" and method.head == "fixed":
+            raise ValueError(f"head='growing': {self.method} needs a fixed head")
         for name in ("tasks", "em", "passes", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
@@ -141,7 +136,7 @@ class Config:
         for name in record:
             if name not in known:
                 near = get_close_matches(name, known, 1, 0.4)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = f"; did you mean {near[0]!r}?" if near else "."
                 raise ValueError(f"a configuration has no entry {name!r}{hint} The entries are: {', '.join(known)}")
         return cls(**record)
 

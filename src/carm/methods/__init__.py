@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import types
+import typing
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union
 
 from carm.methods.base import Method
 from carm.methods.bic import BiC
@@ -76,10 +78,36 @@ def _from_file(file: str, cls: str) -> type[Method]:
 
 
 def make(name: str, **options: Any) -> Method:
-    """A method by name, with its options."""
+    """A method by name, with its options; an error names the option that does not exist or cannot have its value."""
     cls = find(name)
     allowed = cls.options()
-    for option in options:
+    hints = typing.get_type_hints(cls.__init__) if allowed else {}
+    for option, value in options.items():
         if option not in allowed:
             raise ValueError(f"{name} has no option {option!r}; its options are: {', '.join(allowed) or 'none'}")
+        if not fits(value, hints.get(option, Any)):
+            raise ValueError(f"{option}={value!r}: {name} takes {describe(hints[option])} here")
     return cls(**options)
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of the kind that an annotation names: int, float, bool, str, Literal or a union of these."""
+    if typing.get_origin(kind) is Literal:
+        return any(value == one and type(value) is type(one) for one in typing.get_args(kind))
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        return any(fits(value, one) for one in typing.get_args(kind))
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind) if kind in (bool, str) else True
+
+
+def describe(kind: Any) -> str:
+    """The values that an annotation allows, in words."""
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(repr(one) for one in typing.get_args(kind))
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(describe(one) for one in typing.get_args(kind))
+    words = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
+    return words.get(kind, str(kind))

@@ -45,12 +45,14 @@ class Method:
     """Base class: replay of old samples beside new ones, with the cross-entropy of both.
 
     Options are keyword arguments of `__init__`, with annotations and defaults: the command line is made from them.
-    `level` says when the memory takes samples in: after every task, or after every mini-batch.
+    `level` says when the memory takes samples in: after every task, or after every mini-batch; `levels`, which of the
+    two the method can do.
     """
 
     name: ClassVar[str] = ""
     head: ClassVar[Literal["growing", "fixed"]] = "growing"
     level: Level = "task"
+    levels: ClassVar[tuple[Level, ...]] = ("task", "batch")
     net: Net
     optimizer: torch.optim.SGD
 
@@ -77,6 +79,8 @@ class Method:
         """Get ready for the first task. `make_net(number)` builds a net; the same number gives the same weights."""
         self.memory, self.views, self.training, self._make = memory, views, training, make_net
         self.device = views.device
+        if level is not None and level not in self.levels:
+            raise ValueError(f"level={level!r}: {self.name} works at the level {', '.join(self.levels)} only")
         self.level = level if level is not None else self.level
         self.rng = np.random.default_rng([seed, 7])
         self.tasks: list[tuple[int, ...]] = []
@@ -159,6 +163,8 @@ class Method:
             self.stream = {}
             return
         parts = [stored_fields(part) for part in self.task.batches(_CHUNK)]
+        if not parts:
+            raise ValueError(f"task {self.task.number + 1} has {len(self.task)} samples, and none can be decoded")
         x = [part["x"] for part in parts]
         whole = [one for part in x for one in part] if isinstance(x[0], list) else np.concatenate(x)
         self.stream = {"x": whole, "y": np.concatenate([part["y"] for part in parts])}
@@ -302,6 +308,12 @@ class Method:
         """The options that this method takes."""
         parameters = inspect.signature(cls.__init__).parameters.values()
         return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def check_share(name: str, value: float | str) -> None:
+    """Complain about what is neither a weight from 0 to 1 nor "auto"."""
+    if value != "auto" and (isinstance(value, str) or not 0 <= value <= 1):
+        raise ValueError(f'{name}={value!r}: must be a number from 0 to 1, or "auto"')
 
 
 def stored_fields(part: Any) -> dict[str, Any]:

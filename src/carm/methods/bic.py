@@ -19,7 +19,7 @@ from torch import Tensor
 
 from carm.memory.batch import Batch
 from carm.memory.select import Ring, Selection
-from carm.methods.base import Method
+from carm.methods.base import Method, check_share
 from carm.methods.losses import soft
 
 log = logging.getLogger("carm")
@@ -30,10 +30,14 @@ class BiC(Method):
     """alpha: weight of the distillation; "auto": the share of old classes. validation: share of the memory."""
 
     name = "bic"
+    levels = ("task",)
 
     def __init__(
         self, *, alpha: float | Literal["auto"] = "auto", temperature: float = 2.0, validation: float = 0.1
     ) -> None:
+        check_share("alpha", alpha)
+        if not temperature > 0:
+            raise ValueError(f"temperature={temperature}: must be above 0")
         if not 0 <= validation < 1:
             raise ValueError(f"validation={validation}: must be a share of the memory, from 0 to below 1")
         self.alpha, self.temperature, self.validation = alpha, temperature, validation

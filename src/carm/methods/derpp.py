@@ -27,7 +27,17 @@ class DERpp(Method):
     head = "fixed"
 
     def __init__(self, *, alpha: float = 0.2, beta: float = 0.5) -> None:
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            if not value >= 0:
+                raise ValueError(f"{name}={value}: must be 0 or more")
         self.alpha, self.beta = alpha, beta
+
+    def prepare_task(self) -> None:
+        if self.net.classes < self.seen:
+            raise ValueError(
+                f"DER++ stores outputs, whose number must not change: the net has {self.net.classes} and needs "
+                f"{self.seen} or more from the start; give it a fixed head"
+            )
 
     def fill_stream(self) -> None:
         super().fill_stream()

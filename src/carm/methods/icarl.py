@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from carm.memory.select import Herding, Ring, Selection
-from carm.methods.base import Method
+from carm.methods.base import Method, check_share
 from carm.methods.losses import binary, one_hot
 
 
@@ -27,6 +27,7 @@ class ICaRL(Method):
     """
 
     name = "icarl"
+    levels = ("task",)
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class ICaRL(Method):
         nearest_mean: bool = True,
         alpha: float | Literal["auto"] = 1.0,
     ) -> None:
+        check_share("alpha", alpha)
         self.distill, self.herding, self.nearest_mean, self.alpha = distill, herding, nearest_mean, alpha
         self.teacher: torch.nn.Module | None = None
         self.means: Tensor | None = None
