@@ -51,18 +51,25 @@ class Counts:
 
 def mean_over_classes(per_class: Floats, classes: Any) -> float:
     """The mean over those of `classes` that can be tested."""
-    values = per_class[list(classes)]
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if len(values) else float("nan")
+    return _mean(per_class[list(classes)])
+
+
+def _mean(values: Any) -> float:
+    """The mean of what is not NaN."""
+    known = np.asarray(values, np.float64)
+    known = known[~np.isnan(known)]
+    return float(known.mean()) if len(known) else float("nan")
 
 
 def forgetting(matrix: list[list[float]]) -> float:
     """Mean over the tasks of (best accuracy at any earlier point - final accuracy).
 
-    `matrix[t][j]` is the accuracy on task j after task t. The last task has no earlier point and is left out.
+    `matrix[t][j]` is the accuracy on task j after task t. The last task has no earlier point and is left out, and so is
+    a task without test samples (NaN).
     """
     final = matrix[-1]
     lost = [max(matrix[t][j] for t in range(j, len(matrix) - 1)) - final[j] for j in range(len(matrix) - 1)]
+    lost = [one for one in lost if not np.isnan(one)]
     return float(np.mean(lost)) if lost else 0.0
 
 
@@ -87,7 +94,7 @@ class History:
             name: {
                 "accuracy": self.incremental[name][-1],
                 "forgetting": forgetting(self.matrix[name]),
-                "average": float(np.mean(self.incremental[name])),
+                "average": _mean(self.incremental[name]),
             }
             for name in self.matrix
         } | {"top5": self.incremental["ci5"][-1]}

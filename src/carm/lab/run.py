@@ -69,13 +69,14 @@ def make_recipe(config: Config, source: Source) -> Recipe:
     else:
         found = recipe("cifar-10") if source.shape is not None and source.shape[0] == 3 else recipe("plain")
     if config.augment == "none":
-        return found.with_augment()
+        return found.with_augment(*found.prepare)  # photographs must still be brought to one size
     return strong(found) if config.augment == "strong" else found
 
 
 def net_maker(config: Config, method: Method, source: Source, samples: Recipe) -> MakeNet:
     """Nets as the configuration describes them; the number chooses the weights."""
-    part = stored_fields(source.train.fetch([0]))
+    parts = (source.train.fetch([index]) for index in range(len(source.train)))
+    part = stored_fields(next(part for part in parts if len(part)))  # the first that can be decoded
     decoder = source.train.decoder if isinstance(source.train, EncodedSplit) else None
     shape = tuple(Views(samples, decoder=decoder).test(part["x"]).shape[1:])
     options: dict[str, Any] = {"width": config.width} if config.width else {}
@@ -144,6 +145,7 @@ class Run:
         self.bundles: list[dict[str, float]] = []  # of each task: seconds and CPU seconds of its training
         self.composition: list[dict[str, Any]] = []
         self._spent = (0.0, 0.0)  # on the present task before this process took over
+        self._before: dict[str, str] = {}  # images that were skipped before this process took over
         self._saved = -float("inf")
 
     def __call__(self, *, resume: bool = False) -> dict[str, Any]:
@@ -286,7 +288,6 @@ class Run:
 
     def _metrics(self) -> dict[str, Any]:
         stats = self.method.memory.stats()
-        skipped = getattr(self.stream.source.train, "skipped", {})
         return {
             "version": VERSION,
             "key": self.config.key,
@@ -302,8 +303,14 @@ class Run:
             "memory": stats,
             "series": self.series.as_dict(),
             "composition": self.composition,
-            "skipped": dict(skipped),
+            "skipped": self._skipped(),
         }
+
+    def _skipped(self) -> dict[str, str]:
+        """Images that could not be decoded, with the reason; before an interruption too."""
+        splits = (self.stream.source.train, self.stream.source.test)
+        now = {name: why for split in splits for name, why in getattr(split, "skipped", {}).items()}
+        return dict(sorted((self._before | now).items()))
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -323,6 +330,7 @@ class Run:
             "bundles": self.bundles,
             "composition": self.composition,
             "spent": list(spent),
+            "skipped": self._skipped(),
         }
         with atomic(self.out / "checkpoint.pt") as file:
             torch.save(state, file)
@@ -356,6 +364,7 @@ class Run:
         self.history.load(state["history"])
         self.series.load(state["series"])
         self.bundles, self.composition = state["bundles"], state["composition"]
+        self._before = state.get("skipped", {})
         self._spent = (state["spent"][0], state["spent"][1]) if self.position.begun else (0.0, 0.0)
 
 
@@ -395,6 +404,8 @@ def run(
             if not resume and (out / "checkpoint.pt").exists():
                 raise ValueError(f"{out} holds an unfinished run: go on with it by --resume {out}, or remove it")
         else:
+            if (out / "memory").exists():
+                raise ValueError(f"{out} holds a folder 'memory' that belongs to no run here: choose another directory")
             with atomic(there) as file:
                 file.write((json.dumps(config.as_dict(), indent=1) + "\n").encode())
         try:
