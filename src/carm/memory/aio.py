@@ -10,7 +10,8 @@ Three engines with one interface; `choose` times them on the store's own extents
     preadv   a few threads that call preadv: works everywhere.
 
 A read has two halves, `begin` and `finish`, so that several can be under way. What `finish` returns is valid until the
-engine's next `begin`.
+engine's next `begin`. Records of one size, which most are, have a pair of their own, `begin_rows` and `finish_rows`:
+they come as rows of one array, and hardly anything has to be worked out per request.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ class _Staging:
 
     def __init__(self) -> None:
         self.data: Bytes = np.zeros(0, np.uint8)
+        self.address = 0
 
     def reserve(self, size: int) -> Bytes:
         if size > len(self.data):
             size = -(-(size + size // 4) // mmap.PAGESIZE) * mmap.PAGESIZE
             self.data = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+            self.address = self.data.ctypes.data
         return self.data
 
 
@@ -69,7 +72,26 @@ class Engine(ABC):
     def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
         """Wait. Returns the bytes, where each record starts in them (a multiple of 8), and which arrived whole."""
 
+    def begin_rows(self, offsets: Ints, size: int) -> Any:
+        """`begin`, where all records have one size and lie at multiples of the units that this takes."""
+        return self.begin(offsets, np.full(len(offsets), size, np.int64)), size
+
+    def finish_rows(self, ticket: Any) -> tuple[Bytes, Bools]:
+        """Wait. Returns an array with a row per record, which begins with the record, and which arrived whole."""
+        inner, size = ticket
+        data, starts, ok = self.finish(inner)
+        n, stride = len(starts), _padded(size)
+        if (starts == np.arange(n) * stride).all():
+            return data[: n * stride].reshape(n, stride), ok
+        rows = np.zeros((n, stride), np.uint8)
+        for row, start in zip(rows, starts.tolist(), strict=True):
+            row[:size] = data[start : start + size]
+        return rows, ok
+
     def read(self, offsets: Ints, sizes: Ints) -> tuple[Bytes, Ints, Bools]:
+        if len(sizes) and sizes[0] and (sizes == sizes[0]).all():
+            rows, ok = self.finish_rows(self.begin_rows(offsets, int(sizes[0])))
+            return rows.reshape(-1), np.arange(len(rows)) * rows.shape[1], ok
         return self.finish(self.begin(offsets, sizes))
 
     @abstractmethod
@@ -85,6 +107,10 @@ class Engine(ABC):
         while place >= len(self._staging):
             self._staging.append(_Staging())
         return place, self._staging[place].reserve(size)
+
+
+def _padded(size: int) -> int:
+    return -(-size // 512) * 512
 
 
 def _spread(sizes: Ints) -> tuple[Ints, int]:
@@ -163,26 +189,54 @@ class _Ring:
         self.pointers_at = self.pointers.ctypes.data
         self.results = np.zeros(_RING, _EVENT)
         self.results_at = self.results.ctypes.data
+        self._offsets, self._got = self.blocks["offset"], self.results["res"]
+        self._aim: tuple[int, int, int] | None = None
 
     def submit(self, fd: int, offsets: Ints, sizes: Ints, addresses: Ints) -> None:
         n = len(offsets)
         blocks = self.blocks[:n]
+        self._aim = None
         blocks["fd"] = fd
-        blocks["offset"] = offsets
         blocks["nbytes"] = sizes
         blocks["buf"] = addresses
+        self._submit(offsets)
+
+    def submit_rows(self, fd: int, offsets: Ints, address: int, stride: int) -> None:
+        """Read into rows of `stride` bytes from `address` on. Mostly it is the same rows again."""
+        if self._aim != (fd, address, stride):
+            self.blocks["fd"] = fd
+            self.blocks["nbytes"] = stride
+            self.blocks["buf"] = address + np.arange(_RING) * stride
+            self._aim = fd, address, stride
+        self._submit(offsets)
+
+    def _submit(self, offsets: Ints) -> None:
+        n = len(offsets)
+        self._offsets[:n] = offsets
         done = 0
         while done < n:
             done += self.kernel.submit(self.context, n - done, self.pointers_at + 8 * done)
 
     def wait(self, n: int) -> Ints:
         """Bytes read (or a negative error number) for each of the n submitted blocks."""
+        self._wait(n)
+        out = np.empty(n, np.int64)
+        out[self.results["data"][:n].astype(np.int64)] = self._got[:n]
+        return out
+
+    def wait_rows(self, n: int, size: int) -> Bools:
+        """Which of the n submitted blocks were read up to `size` bytes at least."""
+        self._wait(n)
+        if self._got[:n].min(initial=size) >= size:  # in whatever order they came
+            return np.ones(n, bool)
+        ok = np.zeros(n, bool)
+        ok[self.results["data"][:n].astype(np.int64)] = self._got[:n] >= size
+        return ok
+
+    def _wait(self, n: int) -> None:
         got = 0
         while got < n:
             got += self.kernel.events(self.context, n - got, self.results_at + 32 * got)
-        out = np.empty(n, np.int64)
-        out[self.results["data"][:n].astype(np.int64)] = self.results["res"][:n]
-        return out
 
 
 class AioEngine(Engine):
@@ -244,6 +298,28 @@ class AioEngine(Engine):
         self._taken.remove(place)
         return data, starts, got >= needed
 
+    def begin_rows(self, offsets: Ints, size: int) -> Any:
+        if self._align > 512:  # more is read than asked for, and records do not begin where rows do
+            return super().begin_rows(offsets, size)
+        n, stride = len(offsets), _padded(size)
+        place, data = self._take(n * stride)
+        ring, address = self._ring(place), self._staging[place].address
+        ring.submit_rows(self.fd, offsets[:_RING], address, stride)
+        return place, ring, data[: n * stride].reshape(n, stride), offsets, size, address
+
+    def finish_rows(self, ticket: Any) -> tuple[Bytes, Bools]:
+        if self._align > 512:
+            return super().finish_rows(ticket)
+        place, ring, rows, offsets, size, address = ticket
+        n, stride = rows.shape
+        ok = ring.wait_rows(min(n, _RING), size)
+        for at in range(_RING, n, _RING):
+            part = offsets[at : at + _RING]
+            ring.submit_rows(self.fd, part, address + at * stride, stride)
+            ok = np.concatenate((ok, ring.wait_rows(len(part), size)))
+        self._taken.remove(place)
+        return rows, ok
+
     def close(self) -> None:
         for ring in self._rings:
             with contextlib.suppress(OSError):
@@ -269,31 +345,48 @@ class MappedEngine(Engine):
 
     def begin(self, offsets: Ints, sizes: Ints) -> Any:
         starts, end = _spread(sizes)
-        return *self._take(end), offsets, sizes, starts, end
+        return *self._take(end), offsets, sizes, starts
 
     def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
-        place, out, offsets, sizes, starts, end = ticket
+        place, out, offsets, sizes, starts = ticket
         self._taken.remove(place)
-        # Touching a page beyond the end of the file would kill the process, so its length is asked for every time.
-        length = os.fstat(self.fd).st_size
         ends = offsets + sizes
-        if len(self._data) < length and len(ends) and int(ends.max()) > len(self._data):
-            self._data = np.frombuffer(mmap.mmap(self.fd, length, prot=mmap.PROT_READ), np.uint8)
-        ok = ends <= length
-        size = int(sizes[0]) if len(sizes) else 0
-        stride = -(-size // 512) * 512
-        # (A record may end the file where its last unit does not: then it is in no whole row.)
-        rows_end = len(self._data) // stride * stride if stride else 0
-        if size and ok.all() and (sizes == size).all() and not (offsets % stride).any() and offsets.max() < rows_end:
-            rows = self._data[:rows_end].reshape(-1, stride)
-            np.take(rows, offsets // stride, axis=0, out=out[:end].reshape(-1, stride), mode="clip")
-            return out, starts, ok
+        ok = ends <= self._map(int(ends.max(initial=0)))
         for offset, size, start, fits in zip(
             offsets.tolist(), sizes.tolist(), starts.tolist(), ok.tolist(), strict=True
         ):
             if fits:
                 out[start : start + size] = self._data[offset : offset + size]
         return out, starts, ok
+
+    def _map(self, end: int) -> int:
+        """Make sure that the file is mapped up to `end`, or as far as it goes; returns how far that is.
+
+        Touching a page beyond the end of the file would kill the process, so its length is asked for every time.
+        """
+        length = os.fstat(self.fd).st_size
+        if len(self._data) < length and end > len(self._data):
+            self._data = np.frombuffer(mmap.mmap(self.fd, length, prot=mmap.PROT_READ), np.uint8)
+        return length
+
+    def begin_rows(self, offsets: Ints, size: int) -> Any:
+        return offsets, size
+
+    def finish_rows(self, ticket: Any) -> tuple[Bytes, Bools]:
+        offsets, size = ticket
+        n, stride = len(offsets), _padded(size)
+        numbers = offsets // stride
+        last = int(offsets.max(initial=0))
+        whole = min(self._map(last + size), len(self._data)) // stride
+        # (A record may end the file where its last unit does not: then it is in no whole row.)
+        if last >= whole * stride or not np.array_equal(numbers * stride, offsets):
+            return super().finish_rows(super().begin_rows(offsets, size))
+        place, data = self._take(n * stride)
+        self._taken.remove(place)
+        out = data[: n * stride].reshape(n, stride)
+        rows = self._data[: whole * stride].reshape(-1, stride)
+        np.take(rows, numbers, axis=0, out=out, mode="clip")
+        return out, np.ones(n, bool)
 
     def close(self) -> None:
         self._data = np.zeros(0, np.uint8)

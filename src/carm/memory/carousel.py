@@ -66,9 +66,10 @@ class Carousel:
             none = handles < 0
             stats.dropped["no other sample"] += int(none.sum())
             slots, ids, handles = slots[~none], ids[~none], handles[~none]
-        sizes = store.sizes[handles].astype(np.int64)
-        blocks = ram.allocate(sizes)
+        sizes = None if ram.schema.fixed else store.sizes[handles].astype(np.int64)
+        blocks = ram.take_blocks(len(handles)) if sizes is None else ram.allocate(sizes)
         while blocks is None:  # only where sizes vary: the last orders make way until the rest fits
+            assert sizes is not None
             store.sets.release(int(handles[-1]))
             stats.dropped["no room"] += 1
             slots, ids, handles, sizes = slots[:-1], ids[:-1], handles[:-1], sizes[:-1]
@@ -81,7 +82,8 @@ class Carousel:
         self.outstanding += n
         stats.ordered += n
         stats.deepest = max(stats.deepest, self.outstanding)
-        self.swaps[self._ticket] = Swap(slots, ids, handles, ram.first_blocks(blocks, sizes), time.monotonic())
+        first = blocks.astype(np.int64) if sizes is None else ram.first_blocks(blocks, sizes)
+        self.swaps[self._ticket] = Swap(slots, ids, handles, first, time.monotonic())
         self._send(ReadOrder(self._ticket, store.offsets[handles], sizes, store.sums[handles], blocks))
         return n
 
@@ -91,11 +93,12 @@ class Carousel:
         busy = self.in_flight[slots]
         unstored = self.ram.handles[slots] < 0
         unfit = busy | unstored
-        if unfit.any():
+        if np.count_nonzero(unfit):
             dropped["in flight"] += int(busy.sum())
             dropped["not stored yet"] += int((unstored & ~busy).sum())
             slots, ids = slots[~unfit], ids[~unfit]
-        if len(set(slots.tolist())) < len(slots):  # a batch that somebody put together from two draws
+        ascending = np.sort(slots)
+        if np.count_nonzero(ascending[1:] == ascending[:-1]):  # a batch that somebody put together from two draws
             _, once = np.unique(slots, return_index=True)
             dropped["in flight"] += len(slots) - len(once)
             slots, ids = slots[once], ids[once]
@@ -115,7 +118,7 @@ class Carousel:
         self.outstanding -= n
         now = time.monotonic()
         stats.aged(now - swap.ordered)
-        stats.bytes_read += int(store.sizes[handles].sum())
+        stats.bytes_read += n * ram.layout.block if ram.schema.fixed else int(store.sizes[handles].sum())
         good = report.ok & (ram.ids[slots] == swap.old_ids)
         if not good.all():
             bad, late = ~report.ok, report.ok & ~good

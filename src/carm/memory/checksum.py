@@ -33,6 +33,14 @@ def constants() -> NDArray[np.uint64]:
         return np.asarray((z ^ (z >> np.uint64(31))) | np.uint64(1))
 
 
+def checksum_rows(rows: NDArray[np.uint8], size: int) -> NDArray[np.uint64]:
+    """Checksums of records of `size` bytes with which the rows of a two-dimensional array begin."""
+    if size > PIECE * 4:
+        n, stride = rows.shape
+        return checksum(rows.reshape(-1), np.arange(n) * stride, np.full(n, size))
+    return np.asarray(np.einsum("ij,j->i", rows.view("<u4")[:, : size // 4], constants()[: size // 4]))
+
+
 def checksum(data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Checksums of the records `data[starts[i] : starts[i] + sizes[i]]`; starts and sizes are multiples of 8."""
     n = len(starts)

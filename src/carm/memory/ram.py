@@ -111,6 +111,8 @@ class RamTier:
         self.shared = SharedBlock(self.layout.nbytes)
         self.arrays = self.layout.arrays(self.shared)
         self._whole = self.arrays.arena.reshape(-1).view(f"V{block}") if schema.fixed else None  # a record per item
+        if schema.fixed:
+            self.arrays.sizes[:] = block
         self.sets = ClassSets(capacity)
         self.labels = np.zeros(capacity, np.int64)
         self.ids = np.full(capacity, -1, np.int64)  # id of the sample in each slot; -1: empty
@@ -200,19 +202,23 @@ class RamTier:
 
     def allocate(self, sizes: Ints) -> NDArray[np.int32] | None:
         """Take free blocks for records of these sizes, in order, and link them. None if there are not enough."""
-        counts = None if self.schema.fixed else self.blocks_for(sizes)
-        need = len(sizes) if counts is None else int(counts.sum())
-        if need > self._top:
-            return None
-        self._top -= need
-        blocks: NDArray[np.int32] = self._free[self._top : self._top + need].copy()
-        if counts is None:
-            self.arrays.sizes[blocks] = sizes
-        else:
+        if self.schema.fixed:
+            return self.take_blocks(len(sizes))
+        counts = self.blocks_for(sizes)
+        blocks = self.take_blocks(int(counts.sum()))
+        if blocks is not None:
             self.arrays.successors[blocks[:-1]] = blocks[1:]
             last = np.cumsum(counts) - 1
             self.arrays.successors[blocks[last]] = -1
             self.arrays.sizes[blocks[last - counts + 1]] = sizes
+        return blocks
+
+    def take_blocks(self, n: int) -> NDArray[np.int32] | None:
+        """Take `n` free blocks: where all records have one size, those for `n` records."""
+        if n > self._top:
+            return None
+        self._top -= n
+        blocks: NDArray[np.int32] = self._free[self._top : self._top + n].copy()
         return blocks
 
     def first_blocks(self, blocks: NDArray[np.int32], sizes: Ints) -> Ints:
