@@ -13,10 +13,10 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from carm import __version__
-from carm.cli import bench, compare, demo, store
+from carm.cli import bench, compare, demo, paper, report, store
 from carm.cli.common import FAILED, INTERRUPTED, command, show_help
 
-_COMMANDS = (demo, compare, store, bench)
+_COMMANDS = (demo, compare, report, paper, store, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         """
         carm demo                               a small continual-learning run, with and without storage
         carm compare runs                       one table of many runs, over their seeds
+        carm report runs                        tables and pictures of them in one HTML file
+        carm paper list                         the paper's experiments, to be run again
         carm store info runs/memory             what a store holds
         carm store verify runs/memory           read every sample and compare checksums
         carm store export runs/memory out.npz   take samples out, for other tools

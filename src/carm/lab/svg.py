@@ -287,7 +287,7 @@ def heat(
                 canvas.rect(x + 0.5, y + 0.5, size - 1, tall - 1, _BLUE, opacity=0.06 + 0.94 * share, tip=tip)
                 written = f"{value:.0f}"
                 if size >= text_width("100", 10.5) and tall >= 13:
-                    ink = "#ffffff" if share > 0.55 else palette.ink
+                    ink = "#ffffff" if share > 0.8 else palette.ink
                     canvas.text(x + size / 2, y + tall / 2 + 4, written, size=10.5, anchor="middle", fill=ink)
     for t in whole_ticks(1, rows, most=max(2, int(rows * tall / 14))):
         canvas.text(left - 4, above + (t - 0.5) * tall + 4, str(t), fill=palette.muted, anchor="end")
