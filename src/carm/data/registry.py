@@ -167,6 +167,15 @@ def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) 
     return entry.read(_found(name, entry, root, path), name=name, **options)
 
 
+def locate(name: str, root: str | os.PathLike[str] | None = None) -> Path | None:
+    """The folder that `load` reads the data set from, without reading it; None for one that needs no files.
+
+    FileNotFoundError, as from `load`, if it is not there.
+    """
+    name = canonical(name)
+    return None if name in _FILELESS else _found(name, _ENTRIES[name], root, None)
+
+
 def _found(name: str, entry: _Entry, root: str | os.PathLike[str] | None, path: str | None) -> Path:
     """The folder (or file) of the data set, with all it needs; otherwise an error that says what to do."""
     given = root if root is not None else os.environ.get(ROOT_VARIABLE) or None

@@ -53,7 +53,7 @@ class Progress:
         else:
             final = metrics["final"]
             outcome = f"{final['ci']['accuracy']:.2f} % ({final['ti']['accuracy']:.2f} % task-incremental) in {took}"
-        self.console.print(f"[{self.done}/{self.total}] {job.title}: {outcome}")
+        self.console.print(f"[{self.done}/{self.total}] {job.title}: {outcome}", soft_wrap=True)
 
     def eta(self) -> float | None:
         """Seconds to go, if the runs to come take as long as those so far."""

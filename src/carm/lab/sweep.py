@@ -193,6 +193,7 @@ class _Pool:
         for line in worker.process.stdout:
             with contextlib.suppress(ValueError):  # something that a library printed
                 self._said.put((worker, json.loads(line)))
+        worker.process.stdout.close()
         self._said.put((worker, {"ended": worker.process.wait()}))
 
     def messages(self, timeout: float = 0.25) -> list[tuple[Job, dict[str, Any]]]:
