@@ -105,29 +105,31 @@ _STEPS: Settings = {"momentum": 0.9, "weight_decay": 1e-5, "schedule": "step", "
 _COSINE: Settings = {"momentum": 0.9, "schedule": "cosine", "warmup": 1, "clip": 10.0}
 
 _LAPTOP_MNIST: dict[str, Settings] = {
-    "er": {**_STEPS, "batch": 32, "lr": 0.5, "passes": 10},
-    "icarl": {**_STEPS, "batch": 32, "lr": 0.5, "passes": 10},
-    "tiny-er": {"batch": 10, "old_batch": 10, "lr": 0.05, "passes": 1},
-    "bic": {**_STEPS, "batch": 32, "lr": 0.05, "passes": 10, "em": 200},
+    "er": {**_STEPS, "batch": 32, "lr": 0.3, "passes": 20},
+    "icarl": {**_STEPS, "batch": 32, "lr": 0.3, "passes": 20},
+    "tiny-er": {"batch": 10, "old_batch": 10, "lr": 0.05, "passes": 1, "per_class": 1000},
+    "bic": {**_STEPS, "batch": 32, "lr": 0.05, "passes": 20, "em": 150, "options": {"validation": 0.2}},
     "gdumb": {**_COSINE, "batch": 16, "lr": 0.05, "passes": 40, "cutmix": 0.5},
-    "der++": {"batch": 16, "old_batch": 16, "lr": 0.05, "passes": 5},
+    "der++": {"batch": 16, "old_batch": 16, "lr": 0.05, "passes": 10},
     "rm": {**_COSINE, "batch": 16, "lr": 0.05, "passes": 40, "options": {"copies": 5}},
 }
 _LAPTOP_CIFAR: dict[str, Settings] = {
     "er": {**_STEPS, "batch": 64, "lr": 1.0, "passes": 20},
     "icarl": {**_STEPS, "batch": 64, "lr": 1.0, "passes": 20},
-    "tiny-er": {"batch": 10, "old_batch": 10, "lr": 0.05, "passes": 1},
-    "bic": {**_STEPS, "batch": 64, "lr": 0.1, "passes": 20},
-    "gdumb": {**_COSINE, "batch": 16, "lr": 0.05, "passes": 40, "cutmix": 0.5},
-    "der++": {"batch": 32, "old_batch": 32, "lr": 0.05, "passes": 10},
-    "rm": {**_COSINE, "batch": 16, "lr": 0.05, "passes": 40, "options": {"copies": 5}},
+    "tiny-er": {"batch": 10, "old_batch": 10, "lr": 0.05, "passes": 1, "order": "shuffled"},
+    # A tenth of so small a memory would be less than one validation sample a class.
+    "bic": {**_STEPS, "batch": 64, "lr": 0.1, "passes": 20, "em": 300, "options": {"validation": 0.34}},
+    "gdumb": {**_COSINE, "batch": 16, "lr": 0.05, "passes": 30, "cutmix": 0.5},
+    "der++": {"batch": 32, "old_batch": 32, "lr": 0.05, "passes": 10, "em": 100, "per_class": 300},
+    "rm": {**_COSINE, "batch": 16, "lr": 0.05, "passes": 30, "options": {"copies": 5}},
 }
+_ONLINE_CIFAR: Settings = {"tasks": 20, "em": 100, "per_class": 250}  # one pass needs more samples
 _SMALL: dict[str, Settings] = {
-    "mnist": {"net": "mlp", "tasks": 5, "em": 100, "per_class": 1000},
-    "fashion-mnist": {"net": "mlp", "tasks": 5, "em": 100, "per_class": 1000},
+    "mnist": {"net": "mlp", "tasks": 5, "em": 100, "per_class": 300},
+    "fashion-mnist": {"net": "mlp", "tasks": 5, "em": 100, "per_class": 300},
     "cifar-10": {"net": "cnn", "tasks": 5, "em": 200, "per_class": 500, "test_per_class": 200},
-    "cifar-100": {"net": "cnn", "tasks": 10, "em": 300, "per_class": 100, "test_per_class": 30},
-    "digits": {"net": "mlp", "tasks": 5, "em": 50},
+    "cifar-100": {"net": "cnn", "tasks": 10, "em": 200, "per_class": 50, "test_per_class": 30},
+    "digits": {"net": "mlp", "tasks": 5, "em": 50, "per_class": 0},
 }
 _SMOKE: Settings = {"data": "digits", "net": "mlp", "tasks": 5, "em": 40, "per_class": 60, "test_per_class": 20}
 
@@ -149,7 +151,12 @@ def preset(method: str, data: str, scale: str = "laptop") -> Config:
     if scale == "full":
         return Config(method=method, data=data, **_full(method, data))
     table = _LAPTOP_MNIST if data in ("mnist", "fashion-mnist", "digits") else _LAPTOP_CIFAR
-    return Config(method=method, data=data, **_merged(_SMALL.get(data, {"net": "cnn"}), _of(table, method)))
+    settings = {**_SMALL.get(data, {"net": "cnn"}), **_of(table, method)}
+    if data == "digits":
+        settings["per_class"] = 0  # there are 144 of each, and they are small
+    if data == "cifar-100" and method == "tiny-er":
+        settings |= _ONLINE_CIFAR
+    return Config(method=method, data=data, **settings)
 
 
 def _of(table: dict[str, Settings], method: str) -> Settings:
@@ -164,11 +171,3 @@ def _full(method: str, data: str) -> Settings:
         if method in table:
             return table[method]
     return _FULL["cifar-100"]["er"]
-
-
-def _merged(base: Settings, over: Settings) -> Settings:
-    return {**base, **over}
-
-
-def _few(method: str) -> int:
-    return 1 if method == "tiny-er" else 4
