@@ -144,9 +144,8 @@ def preset(method: str, data: str, scale: str = "laptop") -> Config:
     if scale not in SCALES:
         raise ValueError(f"scale={scale!r}: must be one of {', '.join(SCALES)}")
     if scale == "smoke":
-        return Config(
-            method=method, **_merged(_SMOKE, {**_of(_LAPTOP_MNIST, method), "em": 40, "passes": _few(method)})
-        )
+        few = {"passes": 1 if method == "tiny-er" else 4, "em": 40, "per_class": 60}
+        return Config(method=method, **{**_SMOKE, **_of(_LAPTOP_MNIST, method), **few})
     data = canonical(data)
     if scale == "full":
         return Config(method=method, data=data, **_full(method, data))
