@@ -1,0 +1,264 @@
+"""What swapping costs in training time: the same run with async and sync swaps, and with none.
+
+The sides take turns in one process with one torch thread, so that what else the machine does meets all of them; each
+repetition is compared with the run without swapping that was made beside it. Timed is the training of all bundles but
+the first, before which there is nothing to swap. Storage is warm, cold (the store's files are dropped from the page
+cache at every task), or as slow as an SD card. With `one core` the process has no second core for its swaps: the
+figure without anything to hide behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from carm.bench.workspace import drop_cache
+from carm.lab.config import Config
+from carm.lab.paper.cases import SWAPS, Plan
+from carm.lab.paper.experiments import EXPERIMENTS
+from carm.lab.paper.noise import Claim, Part, Verdict
+from carm.lab.paper.numbers import METHODS, SPEED
+from carm.lab.run import make_stream, run, write_json
+from carm.lab.watch import Moment, Watch
+from carm.methods import TITLES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SLOW = "20MB/s,1ms"
+LIMIT = 5.5
+"""Percent: the most that async swaps cost in the paper."""
+_SIDES = (("none", "Original"), ("async", "CarM-50"), ("sync", "CarM-50"), ("async", "CarM-100"), ("sync", "CarM-100"))
+_SHORT: dict[str, dict[str, Any]] = {  # a second or so for each run
+    "cifar-100": {"tasks": 4, "per_class": 8, "test_per_class": 2},
+    "cifar-10": {"tasks": 5, "per_class": 30, "test_per_class": 5},
+    "mnist": {"tasks": 5, "per_class": 200, "test_per_class": 5},
+    "digits": {"tasks": 3, "per_class": 40, "test_per_class": 5},
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What is measured at a scale: configurations by block, under `conditions` (cores, storage)."""
+
+    cases: tuple[tuple[str, Config], ...]
+    conditions: tuple[tuple[str, str], ...]
+    repetitions: int
+
+    @property
+    def configs(self) -> list[Config]:
+        return [config for _, config in self.cases]
+
+    def runs(self, repetitions: int | None = None) -> int:
+        return len(self.cases) * len(self.conditions) * len(_SIDES) * (repetitions or self.repetitions)
+
+    def seconds(self, repetitions: int | None = None) -> float:
+        return 1.4 * self.runs(repetitions)
+
+
+def plan_of(plan: Plan) -> Measurement:
+    default = {"full": ("cifar",), "laptop": ("cifar",), "smoke": ("digits",)}[plan.scale]
+    cases = []
+    for block, data in plan.chosen(default).items():
+        for method in plan.some(["er"], METHODS):
+            config = plan.base(method, data[method])
+            short = {} if plan.scale == "full" else _SHORT[config.data]
+            passes = min(config.passes, 2 if plan.scale == "full" or method in ("gdumb", "der++", "rm") else 1)
+            cases.append((block, config.replace(passes=passes, threads=1, **short)))
+    storages = ("warm", "slow") if plan.scale == "smoke" else ("warm", "cold", "slow")
+    conditions = (*(("free core", storage) for storage in storages), ("one core", "warm"))
+    return Measurement(tuple(cases), conditions, 1 if plan.scale == "smoke" else 3)
+
+
+def measure(
+    plan: Plan, out: Path, *, repetitions: int | None = None, root: str = "", console: Console | None = None
+) -> dict[str, Any]:
+    """Measure, or go on measuring, and return the record."""
+    from carm.lab.paper.perform import record, require_data
+    from carm.lab.sweep import Job
+
+    wanted = plan_of(plan)
+    repetitions = repetitions or wanted.repetitions
+    require_data([Job(config) for config in wanted.configs], plan.scale, root)
+    groups: list[dict[str, Any]] = []
+    for number, (block, config) in enumerate(wanted.cases):
+        config = config.replace(root=root)
+        taken = _measured(config, wanted.conditions, repetitions, out / "speed" / config.key)
+        groups += _groups(block, config, taken)
+        if console is not None:
+            console.print(f"[{number + 1}/{len(wanted.cases)}] speed of {config.method} on {config.data} measured")
+    shape = [vars(claim) for claim in claims(groups)]
+    parts = {"seeds": repetitions, "config": {}, "groups": groups, "shape": shape, "failures": []}
+    return record(EXPERIMENTS["speed"], plan, out, **parts)
+
+
+def _measured(
+    config: Config, conditions: Sequence[tuple[str, str]], repetitions: int, directory: Path
+) -> list[dict[str, Any]]:
+    """Every repetition under every condition; kept in a file, so that an interrupted measurement goes on."""
+    kept = directory / "speed.json"
+    taken: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
+    done = {(one["cores"], one["storage"], one["repetition"]) for one in taken}
+    directory.mkdir(parents=True, exist_ok=True)
+    stream = None
+    for repetition in range(repetitions):
+        for cores, storage in conditions:
+            if (cores, storage, repetition) in done:
+                continue
+            stream = stream if stream is not None else make_stream(config)
+            sides = _SIDES if repetition % 2 == 0 else _SIDES[::-1]
+            turn = []
+            with _cores(cores):
+                if repetition == 0 and not taken:
+                    _once(config, "none", "Original", "warm", directory, stream)  # what only the first run pays
+                for swap, setting in sides:
+                    seconds, cpu = _once(config, swap, setting, storage, directory, stream)
+                    turn.append({"swap": swap, "setting": setting, "seconds": seconds, "cpu": cpu})
+            where = {"cores": cores, "storage": storage, "repetition": repetition}
+            taken += [where | one for one in turn]
+            write_json(kept, taken)
+    return taken
+
+
+def _once(config: Config, swap: str, setting: str, storage: str, directory: Path, stream: Any) -> tuple[float, float]:
+    """Wall-clock and CPU seconds of one run."""
+    changes = {**SWAPS[setting], "swap": swap}
+    if storage == "slow" and swap != "none":
+        changes["throttle"] = SLOW
+    out = directory / "run"
+    shutil.rmtree(out, ignore_errors=True)
+    watch = _Cold(out / "memory") if storage == "cold" and swap != "none" else Watch()
+    metrics = run(config.replace(**changes), out, every=1e9, keep_store=False, stream=stream, watch=watch)
+    shutil.rmtree(out, ignore_errors=True)
+    later = metrics["bundles"][1:]
+    return sum(b["seconds"] for b in later), sum(b["cpu"] for b in later)
+
+
+class _Cold(Watch):
+    """Takes the store out of the page cache at the beginning of every task."""
+
+    seconds = 0.02
+
+    def __init__(self, store: Path) -> None:
+        super().__init__()
+        self.store, self.task = store, 0
+
+    def __call__(self, moment: Moment) -> None:
+        if moment.task != self.task and self.store.is_dir():
+            self.task = moment.task
+            drop_cache(self.store)
+
+
+@contextlib.contextmanager
+def _cores(name: str) -> Iterator[None]:
+    """Threads that are started in here have one core between them, or all."""
+    if name != "one core" or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+# -- what came of it ---------------------------------------------------------------------------------------------------
+
+
+def _groups(block: str, config: Config, taken: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each side and condition, by how many percent time grew against the run without swaps beside it."""
+    none = {_where(one): one for one in taken if one["swap"] == "none"}
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for one in taken:
+        if one["swap"] == "none":
+            continue
+        key = (one["cores"], one["storage"], one["swap"], one["setting"])
+        group = found.setdefault(
+            key,
+            {
+                "block": block,
+                "method": config.method,
+                **dict(zip(("cores", "storage", "swap", "setting"), key, strict=True)),
+                "wall": [],
+                "cpu": [],
+                "none": [],
+            },
+        )
+        beside = none[_where(one)]
+        group["wall"].append(round(100 * (one["seconds"] / beside["seconds"] - 1), 1))
+        group["cpu"].append(round(100 * (one["cpu"] / beside["cpu"] - 1), 1))
+        group["none"].append(round(beside["seconds"], 3))
+    return list(found.values())
+
+
+def _where(one: dict[str, Any]) -> tuple[str, str, int]:
+    return one["cores"], one["storage"], one["repetition"]
+
+
+def claims(groups: Sequence[dict[str, Any]]) -> list[Claim]:
+    made: list[Claim] = []
+    for block in dict.fromkeys(g["block"] for g in groups):
+        mine = [g for g in groups if g["block"] == block]
+        places = dict.fromkeys((g["cores"], g["storage"], g["setting"]) for g in mine)
+        for cores, storage, setting in places:
+            here = [g for g in mine if (g["cores"], g["storage"], g["setting"]) == (cores, storage, setting)]
+            text = f"{block}, {cores}, {storage} storage: {setting} in the background costs at most {LIMIT} % of time"
+            made += Claim.of(text, [_within(g) for g in here if g["swap"] == "async"])
+        slow = [g for g in mine if (g["cores"], g["storage"], g["setting"]) == ("free core", "slow", "CarM-50")]
+        sync = {g["method"]: median(g["wall"]) for g in slow if g["swap"] == "sync"}
+        parts = []
+        for g in slow:
+            if g["swap"] == "async" and g["method"] in sync:
+                gap = sync[g["method"]] - median(g["wall"])
+                parts.append(Part(g["method"], "holds" if gap > 0 else "does not hold", _title(g, f"{gap:+.0f} %")))
+        made += Claim.of(f"{block}, slow storage: waiting for swaps costs more than swapping in the background", parts)
+    return made
+
+
+def _within(group: dict[str, Any]) -> Part:
+    middle = median(group["wall"])
+    verdict: Verdict = (
+        "holds" if middle <= LIMIT else "within noise" if min(group["wall"]) <= LIMIT else "does not hold"
+    )
+    return Part(group["method"], verdict, _title(group, _spread(group["wall"])))
+
+
+def _title(group: dict[str, Any], text: str) -> str:
+    return f"{TITLES[group['method']]} {text}"
+
+
+def _spread(values: Sequence[float]) -> str:
+    middle = f"{median(values):+.1f} %"
+    return middle if len(values) == 1 else f"{middle} ({min(values):+.1f} to {max(values):+.1f})"
+
+
+def sheets(one: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Rows: conditions and sides; columns: methods; wall-clock, then CPU time."""
+    made = []
+    for block in dict.fromkeys(g["block"] for g in one["groups"]):
+        mine = [g for g in one["groups"] if g["block"] == block]
+        methods = list(dict.fromkeys(g["method"] for g in mine))
+        for name, title in (("wall", "wall-clock time"), ("cpu", "CPU time")):
+            rows = []
+            for where in dict.fromkeys(_label(g) for g in mine):
+                cells = {g["method"]: _spread(g[name]) for g in mine if _label(g) == where}
+                rows.append([where, *(cells.get(m, "–") for m in methods)])
+            if name == "wall":
+                for swap in ("async", "sync"):
+                    known = SPEED[block if block in SPEED else "cifar"][swap]
+                    rows.append([f"  paper, {swap}, CarM-50", *(f"{known[m].mean:+.1f} %" for m in methods)])
+            heads = ["", *(TITLES[m] for m in methods)]
+            made.append((f"{block}: growth of {title} against no swapping, median (least to most)", heads, rows))
+    return made
+
+
+def _label(group: dict[str, Any]) -> str:
+    return f"{group['cores']}, {group['storage']}: {group['swap']} {group['setting']}"
