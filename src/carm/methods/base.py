@@ -207,11 +207,22 @@ class Method:
     def learn(self, batch: Batch) -> Tensor:
         """One step on a mini-batch; returns the loss."""
         x, y = self.views.train(batch.x), batch.y.to(self.device)
-        logits = self.net(x)
+        logits = self.forward(x)
         self.feedback(batch, logits)
         loss = self.loss(logits, y, x)
         self.descend(loss)
         return loss.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The net's outputs in training. Batch norm cannot take its statistics from one sample, such as the last of a
+        pass: that one goes through with those of the batches before."""
+        if len(x) > 1:
+            logits: Tensor = self.net(x)
+            return logits
+        self.net.eval()
+        logits = self.net(x)
+        self.net.train()
+        return logits
 
     def loss(self, logits: Tensor, y: Tensor, x: Tensor) -> Tensor:
         """The loss of a mini-batch."""

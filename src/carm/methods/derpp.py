@@ -68,7 +68,7 @@ class DERpp(Method):
         if len(self.memory):
             parts += [self.memory.draw(size), self.memory.draw(size)]
         x = self.views.train(_joined([part.x for part in parts]))
-        outputs = self.net(x).split([len(part) for part in parts])
+        outputs = torch.split(self.forward(x), [len(part) for part in parts])
         self.spoken[self.rows] = outputs[0].detach().cpu()
         loss = F.cross_entropy(outputs[0], batch.y.to(self.device))
         if len(parts) > 1:

@@ -46,7 +46,7 @@ class GDumb(Method):
         x, targets = self.views.train(batch.x), Mixed.not_mixed(batch.y.to(self.device))
         if self.training.cutmix:
             x, targets = cutmix(x, targets.y_a, generator=self.views.generator, p=self.training.cutmix)
-        logits = self.net(x)
+        logits = self.forward(x)
         self.feedback(batch, logits)
         loss = targets.loss(logits)
         self.descend(loss)
