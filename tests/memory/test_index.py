@@ -64,7 +64,7 @@ class Model(RuleBasedStateMachine):
     @rule(data=st.data(), n=st.integers(0, 80), seed=st.integers(0, 99))
     def take_like(self, data: st.DataObject, n: int, seed: int) -> None:
         like = data.draw(st.lists(st.sampled_from(sorted(self.model)), min_size=n, max_size=n))
-        got = self.sets.take_like(np.array(like, np.int32), np.random.default_rng(seed)).tolist()
+        got = self.sets.take_like(np.array(like, np.int64), np.random.default_rng(seed)).tolist()
         assert len(got) == n
         wanted = [self.model[item][0] for item in like]
         for label in set(wanted):  # every open one is given before anybody gets none, and none twice
@@ -149,7 +149,7 @@ def test_choice_is_uniform_among_the_open(every: int, many: int) -> None:
     counts = np.zeros(95)
     first = np.zeros(95)
     for _ in range(10_000):
-        items = sets.take_like(np.ones(many, np.int32), rng) if many else np.array([sets.take_open(0, rng)])
+        items = sets.take_like(np.ones(many, np.int64), rng) if many else np.array([sets.take_open(0, rng)])
         assert len(set(items.tolist())) == len(items)
         counts[items] += 1
         first[items[0]] += 1

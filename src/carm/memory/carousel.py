@@ -29,7 +29,8 @@ class Swap:
 
     slots: Ints
     old_ids: Ints
-    handles: NDArray[np.int32]
+    old_handles: Ints
+    handles: Ints
     first: Ints  # first block of each incoming record
     ordered: float
 
@@ -61,18 +62,19 @@ class Carousel:
         slots, ids = self._fit(slots, ids)
         if not len(slots):
             return 0
-        handles = store.sets.take_like(ram.handles[slots], self.rng)  # what is in RAM has the slot's label
-        if handles.min() < 0:
-            none = handles < 0
+        old = ram.handles[slots].astype(np.int64)
+        handles = store.sets.take_like(old, self.rng)  # what is in RAM has its slot's label
+        none = handles < 0
+        if np.count_nonzero(none):
             stats.dropped["no other sample"] += int(none.sum())
-            slots, ids, handles = slots[~none], ids[~none], handles[~none]
+            slots, ids, old, handles = slots[~none], ids[~none], old[~none], handles[~none]
         sizes = None if ram.schema.fixed else store.sizes[handles].astype(np.int64)
         blocks = ram.take_blocks(len(handles)) if sizes is None else ram.allocate(sizes)
         while blocks is None:  # only where sizes vary: the last orders make way until the rest fits
             assert sizes is not None
             store.sets.release(int(handles[-1]))
             stats.dropped["no room"] += 1
-            slots, ids, handles, sizes = slots[:-1], ids[:-1], handles[:-1], sizes[:-1]
+            slots, ids, old, handles, sizes = slots[:-1], ids[:-1], old[:-1], handles[:-1], sizes[:-1]
             blocks = ram.allocate(sizes)
         n = len(slots)
         if n == 0:
@@ -82,8 +84,10 @@ class Carousel:
         self.outstanding += n
         stats.ordered += n
         stats.deepest = max(stats.deepest, self.outstanding)
-        first = blocks.astype(np.int64) if sizes is None else ram.first_blocks(blocks, sizes)
-        self.swaps[self._ticket] = Swap(slots, ids, handles, first, time.monotonic())
+        first = blocks = blocks.astype(np.int64)
+        if sizes is not None:
+            first = ram.first_blocks(blocks, sizes)
+        self.swaps[self._ticket] = Swap(slots, ids, old, handles, first, time.monotonic())
         self._send(ReadOrder(self._ticket, store.offsets[handles], sizes, store.sums[handles], blocks))
         return n
 
@@ -119,8 +123,9 @@ class Carousel:
         now = time.monotonic()
         stats.aged(now - swap.ordered)
         stats.bytes_read += n * ram.layout.block if ram.schema.fixed else int(store.sizes[handles].sum())
+        old_handles = swap.old_handles
         good = report.ok & (ram.ids[slots] == swap.old_ids)
-        if not good.all():
+        if np.count_nonzero(good) < n:
             bad, late = ~report.ok, report.ok & ~good
             ram.release(first[~good])
             store.sets.release_each(handles[late])
@@ -128,9 +133,9 @@ class Carousel:
             if bad.any():
                 stats.dropped["corrupt"] += int(bad.sum())
                 store.discard(handles[bad].tolist())
-            slots, handles, first = slots[good], handles[good], first[good]
+            slots, old_handles, handles, first = slots[good], old_handles[good], handles[good], first[good]
         if len(slots):
-            store.sets.release_each(ram.handles[slots])
+            store.sets.release_each(old_handles)
             ram.swap(slots, first, store.ids[handles], handles)
             stats.swapped += len(slots)
         if self.auto is not None:

@@ -235,31 +235,32 @@ class ClassSets:
         self.hold(item)
         return item
 
-    def take_like(self, items: NDArray[np.integer], rng: np.random.Generator) -> NDArray[np.int32]:
+    def take_like(self, items: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """Choose for each of `items`, which are members, an open member of its class, and hold it; -1 where there is
         none."""
-        numbers = self._class_of[items]
+        numbers = self._class_of[items].astype(np.int64)  # (numpy takes three times as long to index with 32 bits)
         n = len(numbers)
         if n <= _FEW:
-            return np.array(self._take_each(numbers.tolist(), rng), np.int32)
-        at = (rng.random(n) * self._total[numbers]).astype(np.int32)
-        out: NDArray[np.int32] = self._pool[self._base[numbers] + at]
-        # If several have chosen the same, one of them has it: all leave their number where it keeps its position, and
-        # the last number stays. Whose that is has nothing to do with what was chosen, so the choice is still uniform.
-        place = np.arange(n, dtype=np.int32)
-        self._position[out] = place
-        won = self._position[out] == place
-        self._position[out] = at
-        won &= ~self._held[out]
-        mine = out[won]
-        self._held[mine] = True
-        if len(mine) == n:
+            return np.array(self._take_each(numbers.tolist(), rng), np.int64)
+        at = (rng.random(n) * self._total[numbers]).astype(np.int64)
+        at += self._base[numbers]
+        out = self._pool[at].astype(np.int64)
+        lost = self._held[out]
+        ascending = np.sort(out)
+        same = ascending[1:] == ascending[:-1]
+        if np.count_nonzero(same):
+            # Several have chosen the same: the first of them has it. Who is first has nothing to do with what was
+            # chosen, so the choice is still uniform.
+            lost[np.argsort(out, kind="stable")[1:][same]] = True
+        if not np.count_nonzero(lost):
+            self._held[out] = True
             self._open -= np.bincount(numbers, minlength=len(self._open))
             return out
+        won, lost = ~lost, np.flatnonzero(lost)
+        self._held[out[won]] = True
         self._open -= np.bincount(numbers[won], minlength=len(self._open))
-        lost = np.flatnonzero(~won)
-        again = self.take_like(items[lost], rng) if 2 * len(lost) < n else self._take_each(numbers[lost].tolist(), rng)
-        out[lost] = again
+        rest = numbers[lost].tolist()
+        out[lost] = self.take_like(items[lost], rng) if _FEW < 2 * len(rest) < n else self._take_each(rest, rng)
         return out
 
     def _take_each(self, numbers: list[int], rng: np.random.Generator) -> list[int]:

@@ -382,22 +382,27 @@ class Memory:
             return 0
         slots, ids = batch.slots, batch.ids
         rows = among = None  # positions, in the batch and among its old samples, of those that count, if not all do
-        if len(slots) and slots.min() < 0:
-            rows = np.flatnonzero(slots >= 0)
-            slots, ids = slots[rows], ids[rows]
+        inside = slots.view(np.uint64) < ram.table  # that is, neither new nor cut off: as unsigned, -1 is very large
         olds = len(slots)
+        if np.count_nonzero(inside) < olds and slots.min() < 0:
+            rows = np.flatnonzero(slots >= 0)
+            slots, ids, inside = slots[rows], ids[rows], inside[rows]
+            olds = len(slots)
         if olds == 0 or gate.ratio == 0.0:
             return 0
-        here = (ram.ids.take(slots, mode="clip") == ids) & (slots < ram.table)
-        if not here.all():  # their slots have changed hands: neither their labels nor their logits mean anything now
-            self._stats.dropped["stale"] += olds - int(here.sum())
-            among = np.flatnonzero(here)
+        inside &= ram.ids.take(slots, mode="clip") == ids
+        if np.count_nonzero(inside) < olds:
+            # Their slots have changed hands: neither their labels nor their logits mean anything now.
+            among = np.flatnonzero(inside)
+            self._stats.dropped["stale"] += olds - len(among)
             rows = among if rows is None else rows[among]
             slots, ids = slots[among], ids[among]
         n = len(slots)
         budget = None
         if gate.auto is not None:
             budget = gate.auto.allow(n, carousel.outstanding, time.monotonic())
+        if gate.ratio == 1.0 and budget is None and type(gate).pick is Gate.pick:  # all of them: nothing to pick
+            return self._order(slots, ids)
         y = ram.labels[slots]
         if not gate.needs_logits or gate.ratio == 1.0:
             signals = Signals(y, progress=self.progress)
@@ -407,10 +412,12 @@ class Memory:
             seen = self._columns(scores) if right is None else None
             signals = Signals(y, scores, right, seen, self.progress)
         picked = gate.pick(signals, self._rng["gate"], budget=budget)
-        if not len(picked):
-            return 0
+        return self._order(slots[picked], ids[picked]) if len(picked) else 0
+
+    def _order(self, slots: Ints, ids: Ints) -> int:
+        assert self._carousel is not None
         with uninterrupted():
-            ordered = carousel.order(slots[picked], ids[picked])
+            ordered = self._carousel.order(slots, ids)
         if self._kind == "sync":
             self._collect()
         return ordered

@@ -221,7 +221,7 @@ class RamTier:
         blocks: NDArray[np.int32] = self._free[self._top : self._top + n].copy()
         return blocks
 
-    def first_blocks(self, blocks: NDArray[np.int32], sizes: Ints) -> Ints:
+    def first_blocks(self, blocks: NDArray[np.integer], sizes: Ints) -> Ints:
         """The first block of each record, of blocks that `allocate` gave for records of these sizes."""
         if self.schema.fixed:
             return blocks.astype(np.int64)
@@ -274,7 +274,7 @@ class RamTier:
         if len(rows):
             self.release(rows)
 
-    def swap(self, slots: Ints, first: Ints, ids: Ints, handles: NDArray[np.int32]) -> None:
+    def swap(self, slots: Ints, first: Ints, ids: Ints, handles: NDArray[np.integer]) -> None:
         """`publish` where every slot keeps its class."""
         old = self._flip(slots, first)
         self.ids[slots] = ids
@@ -330,7 +330,7 @@ class RamTier:
         return RamReader(self.layout, self.shared)
 
 
-def scatter(arena: Bytes, blocks: NDArray[np.int32], data: Bytes, starts: Ints, sizes: Ints) -> None:
+def scatter(arena: Bytes, blocks: NDArray[np.integer], data: Bytes, starts: Ints, sizes: Ints) -> None:
     """Copy records out of `data` into the blocks of `arena` that were allocated for them, in order."""
     n = len(starts)
     if n == 0:

@@ -58,7 +58,7 @@ class ReadOrder:
     offsets: Ints
     sizes: Ints | None  # None: all records have one size, that of a block
     sums: NDArray[np.uint64]
-    blocks: NDArray[np.int32]
+    blocks: Ints
 
 
 @dataclass(slots=True)
