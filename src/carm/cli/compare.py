@@ -80,23 +80,20 @@ def finished_runs(directories: list[Path], *, unfinished: list[Path] | None = No
 
 
 def _print(table: Table) -> None:
-    """Rows are never folded, apart from the column that says in what they differ: numbers in pieces cannot be read."""
+    """Rows are never folded, apart from the last column, of other differences: numbers in pieces cannot be read."""
     from rich.measure import Measurement
     from rich.table import Table as Rich
+
+    from carm.lab.tables import WORDS
 
     head, rows = table
     out = console()
     shown = Rich(box=None, pad_edge=False)
     for name in head:
-        words = name in ("method", "setting", "differs in")
-        folded = name == "differs in"
-        shown.add_column(
-            name, justify="left" if words else "right", no_wrap=not folded, min_width=24 if folded else None
-        )
+        words, folded = name in WORDS, name == "other differences"
+        shown.add_column(name, justify="left" if words else "right", no_wrap=not folded)
     for row in rows:
         shown.add_row(*row)
-    if not out.is_terminal:
-        out.width = Measurement.get(out, out.options.update(max_width=1000), shown).maximum
-    else:
-        out.width = max(out.width, Measurement.get(out, out.options.update(max_width=1000), shown).minimum)
+    needed = Measurement.get(out, out.options.update(max_width=1000), shown)
+    out.width = max(out.width, needed.minimum) if out.is_terminal else needed.maximum
     out.print(shown, crop=False)

@@ -24,7 +24,7 @@ def register(commands: Commands) -> None:
         """,
         """
         carm report runs                        writes report.html
-        carm report runs --out er.html --title "ER on CIFAR-100"
+        carm report runs/er runs/icarl --out cifar.html --title CIFAR-100
         carm report runs --out er.md            tables and text only
         carm report runs --format csv --out -   one row per run, on standard output
         carm report runs --out er.png           the curves as a picture; needs matplotlib

@@ -13,6 +13,7 @@ from html import escape
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 SMALL, LARGE = 11.0, 13.0
+BOLD = 1.18  # so much wider
 
 OKABE_ITO = ("#666c73", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8500")
 """Colours that people with any kind of colour vision can tell apart, after Okabe and Ito; grey is

@@ -230,7 +230,7 @@ class Group:
     @property
     def label(self) -> str:
         """What tells it from the other groups of its method and data: "CarM-50, em=100"."""
-        return ", ".join([self.setting, *(f"{k}={show(v)}" for k, v in self.apart.items())])
+        return ", ".join([self.setting, *([named(self.apart)] if self.apart else [])])
 
     @property
     def data(self) -> str:
@@ -260,7 +260,9 @@ class Group:
         if middle is None:
             return ""
         write = _BY_NAME[name].write(middle)
-        return write(middle) if spread is None else f"{write(middle)} ± {write(spread)}"
+        return (
+            write(middle) if spread is None or (middle == 0 and spread == 0) else f"{write(middle)} ± {write(spread)}"
+        )
 
     def curve(self, kind: str = "ci") -> list[tuple[float | None, float | None]]:
         """Mean and standard deviation of the accuracy on all classes seen, after each task."""
@@ -276,23 +278,23 @@ class Group:
 def group(runs: Sequence[Metrics]) -> list[Group]:
     """The runs in groups, ordered by method, data and setting."""
     members: dict[str, list[Metrics]] = {}
-    entries: dict[str, dict[str, Any]] = {}
+    configs: dict[str, dict[str, Any]] = {}
     for run in runs:
-        config = _entries(run)
+        config = entries(run)
         key = json.dumps(config, sort_keys=True)
         members.setdefault(key, []).append(run)
-        entries[key] = config
-    differing = _differing(list(entries.values()))
+        configs[key] = config
+    differing = _differing(list(configs.values()))
     groups = []
-    for key, config in entries.items():
-        rivals = [c for c in entries.values() if all(c[k] == config[k] for k in ("method", "data"))]
-        apart = [name for name in _differing(rivals) if name in config]
+    for key, config in configs.items():
+        rivals = [c for c in configs.values() if all(c[k] == config[k] for k in ("method", "data"))]
+        told = {name: value for name, value in config.items() if (name, value) != ("swap", "none")}
         groups.append(
             Group(
                 method=config["method"],
                 setting=_setting(config),
-                differing={name: config[name] for name in differing if name in config},
-                apart={name: config[name] for name in apart},
+                differing={name: told[name] for name in differing if name in told},
+                apart={name: told[name] for name in _differing(rivals) if name in told},
                 config=_defaults() | members[key][0]["config"],
                 runs=sorted(members[key], key=lambda run: run["config"].get("seed", 0)),
             )
@@ -321,6 +323,11 @@ def method_title(method: str) -> str:
     return TITLES.get(method) or method.rsplit(":", 1)[-1]
 
 
+def named(entries: dict[str, Any]) -> str:
+    """Entries of a configuration: "em=100, lr=0.1"."""
+    return ", ".join(f"{name.removeprefix('options.')}={show(value)}" for name, value in entries.items())
+
+
 def show(value: Any) -> str:
     """A value of a configuration, short."""
     if isinstance(value, bool) or value is None:
@@ -340,7 +347,7 @@ def _defaults() -> dict[str, Any]:
     return Config().as_dict()
 
 
-def _entries(run: Metrics) -> dict[str, Any]:
+def entries(run: Metrics) -> dict[str, Any]:
     """What the run asked for, by name: the method's own options are entries too, and what has no effect is left out."""
     config = _defaults() | run["config"]
     options = {f"options.{k}": v for k, v in (config.pop("options") or {}).items()}

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from html import escape
 
 from carm.lab.canvas import FONT, OKABE_ITO, OKABE_ITO_DARK
-from carm.lab.tables import MISSING, Table
+from carm.lab.tables import MISSING, WORDS, Table
 
-_WORDS = ("method", "setting", "differs in", "entry", "value", "run", "image", "reason")
+_FOLDED = ("setting", "other differences", "value")
 
 
 def _variables(ink: str, muted: str, grid: str, ground: str, soft: str, series: Iterable[str]) -> str:
@@ -38,19 +38,21 @@ table{{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-num
 th,td{{padding:5px 12px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--grid);font-weight:400}}
 th:first-child,td:first-child{{padding-left:4px}}
 thead th{{color:var(--muted);border-bottom:1px solid var(--muted);vertical-align:bottom}}
-th.w,td.w{{text-align:left}} td.fold{{white-space:normal;min-width:9rem}}
-tr.first th,tr.first td{{border-top:1px solid var(--muted)}}
+th.w,td.w{{text-align:left}} td.fold{{white-space:normal;min-width:15rem}}
+tr.first th,tr.first td{{border-top:2px solid var(--grid)}}
 td b{{font-weight:700}}
 .panels{{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr));gap:20px 24px;margin:12px 0}}
-.panels.small{{grid-template-columns:repeat(auto-fill,minmax(min(100%,215px),1fr))}}
+.panels.small{{grid-template-columns:repeat(auto-fill,minmax(min(100%,240px),1fr))}}
 figure{{margin:0;min-width:0;max-width:520px}}
+.small figure{{max-width:320px}}
+.nb{{white-space:nowrap}}
 svg{{display:block;width:100%;height:auto}}
 details{{margin:8px 0}} summary{{cursor:pointer;padding:4px 0}}
 .ramp{{display:inline-block;width:7em;height:.75em;border-radius:2px;vertical-align:baseline;margin:0 .4em}}
 code{{background:var(--soft);padding:1px 4px;border-radius:3px}}
 @media (max-width:600px){{
 main{{padding:16px 14px 48px}} h1{{font-size:1.4rem}} h2{{margin-top:28px}}
-th,td{{padding:5px 8px}} dl{{grid-template-columns:1fr}} dd{{margin:0 0 6px 12px}}
+th,td{{padding:5px 8px}} td.fold{{min-width:9rem}} dl{{grid-template-columns:1fr}} dd{{margin:0 0 6px 12px}}
 }}
 @media print{{details{{break-inside:avoid}} figure{{break-inside:avoid}}}}
 """
@@ -95,7 +97,7 @@ def table(
     begins  rows that begin a group
     """
     head, rows = content
-    words = [name in _WORDS for name in head]
+    words = [name in WORDS for name in head]
     top = "".join(
         f'<th scope="col"{_classes(word, False)}>{escape(name)}</th>' for name, word in zip(head, words, strict=True)
     )
@@ -105,9 +107,7 @@ def table(
         for j, cell in enumerate(row):
             text = f"<b>{escape(cell)}</b>" if strong is not None and strong(i, j) else escape(cell or MISSING)
             kind, scope = ("th", ' scope="row"') if j == 0 else ("td", "")
-            cells.append(
-                f"<{kind}{scope}{_classes(words[j], head[j] in ('differs in', 'value', 'reason'))}>{text}</{kind}>"
-            )
+            cells.append(f"<{kind}{scope}{_classes(words[j], len(cell) > 24 and head[j] in _FOLDED)}>{text}</{kind}>")
         first = ' class="first"' if i and begins is not None and begins(i) else ""
         lines.append(f"<tr{first}>{''.join(cells)}</tr>\n")
     named = f' role="region" tabindex="0" aria-label="{escape(caption)}"'

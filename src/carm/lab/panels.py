@@ -21,9 +21,7 @@ class Panels:
     def __init__(self, groups: Sequence[Group]) -> None:
         self.groups = groups
         self._several = len({g.data for g in groups}) > 1
-        self._styles: dict[str, int] = {"Original": 0}  # grey: what the others are measured against
-        for label in dict.fromkeys(g.label for g in groups):
-            self._styles.setdefault(label, len(self._styles))
+        self._styles = _styles(groups)
 
     def by_method(self) -> Iterator[tuple[str, list[Group]]]:
         """The groups that belong into one picture, and its title."""
@@ -40,9 +38,12 @@ class Panels:
 
     # -- accuracy ----------------------------------------------------------------------------------------------------
 
-    def curves(self, kind: str) -> list[str]:
-        """Accuracy on the classes seen, after each task. None where there is only one task."""
-        reach = self._reach(kind)
+    def curves(self, kind: str, *, named: str = "", scale: tuple[str, ...] = ()) -> list[str]:
+        """Accuracy on the classes seen, after each task; no picture where there is only one task.
+
+        `named` is added to the titles; `scale` are the kinds of accuracy that the axis has to have room for.
+        """
+        reach = self._reach(scale or (kind,))
         out = []
         for title, members in self.by_method():
             found = [(g, g.curve(kind)) for g in members]
@@ -62,7 +63,7 @@ class Panels:
                 out.append(
                     svg.lines(
                         series,
-                        title=title,
+                        title=f"{title}, {named}" if named else title,
                         x_label="task",
                         y_label="accuracy %",
                         description=f"Accuracy on the classes seen after each task. After the last: {last}.",
@@ -74,14 +75,14 @@ class Panels:
                 )
         return out
 
-    def _reach(self, kind: str) -> tuple[float, float]:
-        points = [point for g in self.groups for point in g.curve(kind)]
+    def _reach(self, kinds: tuple[str, ...]) -> tuple[float, float]:
+        points = [point for g in self.groups for kind in kinds for point in g.curve(kind)]
         low = [middle - (spread or 0.0) for middle, spread in points if middle is not None]
         high = [middle + (spread or 0.0) for middle, spread in points if middle is not None]
         return (max(min(low), 0.0), min(max(high), 100.0)) if low else (0.0, 100.0)
 
     def matrices(self, kind: str) -> list[str]:
-        """Accuracy on each task over time; None where there is only one task."""
+        """Accuracy on each task over time; no picture where there is only one task."""
         return [
             svg.heat(
                 matrix,
@@ -162,6 +163,26 @@ class Panels:
             description=f"Samples of each {grouped} after each task, mean of {len(runs)} runs.",
             palette=svg.PAGE,
         )
+
+
+def _styles(groups: Sequence[Group]) -> dict[str, int]:
+    """Colours, dashes and marks by label: a colour for each setting, and dashes for what there is of each; or, where
+    that would be too many dashes, a colour for each label. Grey is the Original, which the others are measured against.
+    """
+    of_setting: dict[str, list[str]] = {"Original": []}
+    for g in groups:
+        labels = of_setting.setdefault(g.setting, [])
+        if g.label not in labels:
+            labels.append(g.label)
+    shown = [labels for labels in of_setting.values() if labels]
+    if len(shown) > 1 and max(map(len, shown)) <= svg.DASHES:
+        return {
+            label: colour + svg.COLOURS * dash
+            for colour, labels in enumerate(of_setting.values())
+            for dash, label in enumerate(labels)
+        }
+    labels = ["Original", *(label for found in of_setting.values() for label in found if label != "Original")]
+    return {label: i for i, label in enumerate(labels)}
 
 
 def _top(one: svg.Line) -> float:

@@ -6,6 +6,7 @@ write_html(runs, Path("report.html"), title="ER on digits", unfinished=unfinishe
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
@@ -18,6 +19,8 @@ from carm.lab.panels import Panels
 from carm.lab.run import atomic
 
 _OPEN = 9  # so many groups at most have the pictures of their memory unfolded
+_ROW = 3  # pictures beside each other on a wide screen
+_UNBROKEN = re.compile(r"CarM-\w+")
 _WIDE = 20  # tasks: with more, a table of all of them says less than the picture
 
 
@@ -42,7 +45,7 @@ def html(
 ) -> str:
     """What `write_html` writes."""
     groups = _groups(runs)
-    parts = [f"<p>{escape(summary(groups))}</p>\n"]
+    parts = [f"<p>{_UNBROKEN.sub(_whole, escape(summary(groups)))}</p>\n"]
     parts += [page.section(heading, content) for heading, content in extra_sections]
     pictures = Panels(groups)
     for heading, content in (
@@ -107,7 +110,7 @@ def summary(groups: Sequence[Group]) -> str:
 
 def _results(groups: Sequence[Group]) -> str:
     content = tables.results(groups)
-    best = _best(groups, len(content[0]) - 1 - len(measures(groups)))
+    best = _best(groups, content[0].index(measures(groups)[0].title))
 
     def begins(row: int) -> bool:
         return (groups[row].method, groups[row].data) != (groups[row - 1].method, groups[row - 1].data)
@@ -115,7 +118,7 @@ def _results(groups: Sequence[Group]) -> str:
     html = page.table(content, caption="Results", strong=lambda i, j: (i, j) in best, begins=begins)
     if best:
         html += page.note("Bold: the best mean of each method. Whether it is better than the next, ± tells.")
-    return html + page.meanings(tables.explained(groups))
+    return html + page.folded("What the columns mean", page.meanings(tables.explained(groups)))
 
 
 def _best(groups: Sequence[Group], first: int) -> set[tuple[int, int]]:
@@ -140,10 +143,15 @@ def _curves(pictures: Panels) -> str:
     banded = any(g.n > 1 for g in pictures.groups)
     text = "Class-incremental accuracy on all classes seen so far, after each task"
     text += "; the band is one standard deviation over the seeds to either side." if banded else "."
-    html = page.note(text) + page.panels(ci)
+    together = len(ci) + len(ti) <= _ROW
+    if together:
+        names = {"ci": "class-incremental", "ti": "task-incremental"}
+        ci, ti = (pictures.curves(kind, named=name, scale=tuple(names)) for kind, name in names.items())
+        text = text.replace("Class-incremental accuracy", "Accuracy")
+    html = page.note(text) + page.panels([*ci, *ti] if together else ci)
     if max(len(g.curve()) for g in pictures.groups) <= _WIDE:
         html += page.folded("The same as a table", page.table(tables.curves(pictures.groups), caption="CI accuracy %"))
-    return html + (page.folded("Task-incremental accuracy", page.panels(ti)) if ti else "")
+    return html + (page.folded("Task-incremental accuracy", page.panels(ti)) if ti and not together else "")
 
 
 def _matrices(pictures: Panels) -> str:
@@ -161,14 +169,17 @@ def _matrices(pictures: Panels) -> str:
 
 def _swaps(pictures: Panels) -> str:
     traffic, queues = pictures.traffic(), pictures.queues()
-    html = ""
-    if traffic:
-        html += page.note("Samples replaced from storage per step of training, between the ends of passes.")
-        html += page.panels(traffic)
+    told = ["Swaps per step: samples replaced from storage per step of training, between the ends of passes."]
     if queues:
-        html += page.note("Swaps that were ordered and not carried out yet, at the ends of passes.")
-        html += page.panels(queues)
-    return html
+        told.append("In the queue: swaps that were ordered and not carried out yet, at the ends of passes.")
+    if len(traffic) + len(queues) > _ROW:
+        return (
+            page.note(told[0])
+            + page.panels(traffic)
+            + "".join(page.note(t) for t in told[1:])
+            + (page.panels(queues) if queues else "")
+        )
+    return page.note(" ".join(told)) + page.panels([*traffic, *queues]) if traffic else ""
 
 
 def _compositions(pictures: Panels) -> str:
@@ -196,8 +207,7 @@ def _configuration(groups: Sequence[Group]) -> str:
     differing, same = tables.configurations(groups)
     html = ""
     if differing is not None:
-        html += page.note("What differs between the rows, apart from method and setting:")
-        html += page.table(differing, caption="What differs")
+        html += page.note("What differs, besides the seed:") + page.table(differing, caption="What differs")
     else:
         html += page.note(
             "The runs differ in method, setting and seed only." if len(groups) > 1 else "One configuration."
@@ -231,6 +241,10 @@ def _groups(runs: Sequence[Metrics]) -> list[Group]:
     if not runs:
         raise ValueError("runs: there is none to report on")
     return group(runs)
+
+
+def _whole(found: re.Match[str]) -> str:
+    return f'<span class="nb">{found[0]}</span>'
 
 
 def _counted(n: int, what: str) -> str:

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from html import escape
 
 from carm.lab.canvas import (
+    BOLD,
     LARGE,
     LIGHT,
+    OKABE_ITO,
     PAGE,
     SMALL,
     Canvas,
@@ -35,8 +37,10 @@ from carm.lab.canvas import (
 __all__ = ["LIGHT", "PAGE", "Bars", "Line", "Palette", "Stack", "bars", "heat", "lines", "stacks"]
 
 _DASHES = ("", "6 3", "2 3")
+COLOURS, DASHES = len(OKABE_ITO), len(_DASHES)
+"""A style is a colour + COLOURS * a dash."""
 _ROW = 16.0  # of a legend
-_MARKED = 12  # so many points at most are marked one by one
+_MARKED = 12  # so many points at most are marked one by one; of more, some
 _Place = Callable[[float], float]
 
 
@@ -86,7 +90,7 @@ class _Frame:
     ) -> None:
         self.canvas = canvas
         palette, y = canvas.palette, 4.0
-        for text in wrapped(canvas.title, LARGE, canvas.width - 8):
+        for text in wrapped(canvas.title, LARGE * BOLD, canvas.width - 8):
             y += 16
             canvas.text(4, y - 2, text, size=LARGE, bold=True)
         y += 4
@@ -99,7 +103,7 @@ class _Frame:
             canvas.text(4, y + 10, y_label, fill=palette.muted)
             y += 18
         self.top = y + 4
-        self.bottom = max(canvas.height - 24 - foot - (16 if x_label else 0), self.top + 110)
+        self.bottom = max(canvas.height - 24 - foot - (16 if x_label else 0), self.top + 130)
         canvas.height = self.bottom + 24 + foot + (16 if x_label else 0)
         marks = ticks(*y_range, about=max(3, min(6, int((self.bottom - self.top) / 32))))
         while len(marks) > 2 and marks[-2] >= y_range[1] - 1e-9:
@@ -168,6 +172,8 @@ def lines(
     known = sorted({x for one in series for x in one.x})
     places = {x: float(i) for i, x in enumerate(known)} if x_names else {x: float(x) for x in known}
     low, high = min(places.values()), max(places.values())
+    if not x_names and not x_whole and 0 < low < 0.2 * high:
+        low = 0.0  # so near that the axis may as well begin there
     pad = 8.0 if len(known) <= _MARKED else 0.0
 
     def at(x: float) -> float:
@@ -264,7 +270,7 @@ def heat(
     """A matrix as shades of blue, from 0 to `top`; rows may be of different lengths. With few cells, also numbers."""
     rows, columns = len(matrix), max(len(row) for row in matrix)
     canvas = Canvas(width=width, height=0, title=title, description=description, palette=palette)
-    head = wrapped(title, LARGE, width - 8)
+    head = wrapped(title, LARGE * BOLD, width - 8)
     for i, text in enumerate(head):
         canvas.text(4, 18 + 16 * i, text, size=LARGE, bold=True)
     left, above = 8 + text_width(str(rows), SMALL) + 4, 20.0 + 16 * len(head)
@@ -309,7 +315,7 @@ def stacks(
 ) -> str:
     """Stacked columns, several charts side by side, each with its own scale; parts are shaded from first to last."""
     canvas = Canvas(width=width, height=height, title=title, description=description, palette=palette)
-    head = wrapped(title, LARGE, width - 8)
+    head = wrapped(title, LARGE * BOLD, width - 8)
     for i, text in enumerate(head):
         canvas.text(4, 18 + 16 * i, text, size=LARGE, bold=True)
     above, below = 44.0 + 16 * (len(head) - 1), height - 38
@@ -329,7 +335,7 @@ def _colour(palette: Palette, style: int) -> str:
 
 
 def _dash(style: int) -> str:
-    return _DASHES[style // 8 % len(_DASHES)]
+    return _DASHES[style // COLOURS % DASHES]
 
 
 def _cut(text: str, width: float) -> str:
@@ -361,7 +367,7 @@ def _x_numbers(frame: _Frame, low: float, high: float, pad: float, *, whole: boo
     if whole and low == int(low) and high == int(high):
         marks = [float(t) for t in whole_ticks(int(low), int(high), most=max(2, int(room / 26)))]
     else:
-        marks = [m for m in ticks(low, high, about=max(2, int(room / 60))) if low <= m <= high]
+        marks = [m for m in ticks(low, high, about=max(2, int(room / 45))) if low <= m <= high]
     for mark, label in zip(marks, tick_labels(marks), strict=True):
         x = frame.left + pad + ((mark - low) / (high - low) if high > low else 0.5) * room
         over = x + text_width(label, SMALL) / 2 - frame.canvas.width
@@ -398,15 +404,16 @@ def _line(frame: _Frame, one: Line, style: int, at: _Place, x_label: str) -> Non
     path = "L".join(f"{number(at(x))} {number(frame.y(y))}" for x, y, _ in there)
     dash = f' stroke-dasharray="{_dash(style)}"' if _dash(style) else ""
     canvas.add(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"{dash}/>')
-    if len(there) <= _MARKED:
-        for x, y, spread in there:
+    every = 1 if len(there) <= _MARKED else math.ceil(len(there) / 8)
+    for i, (x, y, spread) in enumerate(there):
+        if i % every == every // 2:
             _mark(canvas, at(x), frame.y(y), style, tip=f"{one.name}, {x_label} {x:g}: {_told(y, spread)}")
 
 
 def _mark(canvas: Canvas, x: float, y: float, style: int, *, tip: str = "") -> None:
     """A shape for each style, so that lines are told apart without colours too."""
     colour = _colour(canvas.palette, style)
-    shape = style % 5
+    shape = (style % COLOURS + style // COLOURS) % 5
     if shape == 0:
         element, path = "circle", f'cx="{number(x)}" cy="{number(y)}" r="3"'
     else:
@@ -475,7 +482,7 @@ def _stack(canvas: Canvas, one: Stack, x: float, width: float, above: float, bel
             if value <= 0:
                 continue
             at, tall = y(base + value), y(base) - y(base + value)
-            seam = 0.5 if tall > 2 else 0.0
+            seam = 0.5 if tall > 2 and slot > 5 else 0.0
             tip = f"after task {t + 1}, {one.names[i]}: {value:,.4g}" if len(one.columns) <= 20 else ""
             shade = ramp(i / (len(one.names) - 1) if len(one.names) > 1 else 0)
             canvas.rect(left + t * slot + gap, at, slot - 2 * gap, tall - seam, shade, tip=tip)

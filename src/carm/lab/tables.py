@@ -8,24 +8,32 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from carm.lab.compare import MEASURES, Group, Metrics, group, measures, show
+from carm.lab.compare import MEASURES, Group, Metrics, entries, group, measures, named, show
 
 Table = tuple[list[str], list[list[str]]]
 """The heads of the columns, and the rows."""
 
 MISSING = "–"
+WORDS = ("method", "data", "setting", "other differences", "entry", "value")
+"""Columns that hold words; the others hold numbers."""
 
 
 def results(groups: Sequence[Group]) -> Table:
-    """One row per group: method, setting, what else differs, and mean ± sd of every measure."""
+    """One row per group: method, setting, mean ± sd of every measure, and what else differs.
+
+    What tells the groups of one method apart is named with the setting. What differs between methods only, such as
+    their learning rates, comes last: it is needed for a fair look, not to find one's way.
+    """
     shown = measures(groups)
-    differ = any(g.differing for g in groups)
-    head = ["method", "setting", *(["differs in"] if differ else []), *(m.title for m in shown), "n"]
+    several = "data" in groups[0].differing
+    others = [{k: v for k, v in g.differing.items() if k not in g.apart and k != "data"} for g in groups]
+    head = ["method", *(["data"] if several else []), "setting", *(m.title for m in shown), "n"]
     rows = []
-    for one in groups:
-        named = [", ".join(f"{k}={show(v)}" for k, v in one.differing.items())] if differ else []
-        rows.append([one.title, one.setting, *named, *(one.cell(m.name) or MISSING for m in shown), str(one.n)])
-    return head, rows
+    for one, rest in zip(groups, others, strict=True):
+        row = [one.title, *([one.data] if several else []), one.label]
+        row += [*(one.cell(m.name) or MISSING for m in shown), str(one.n)]
+        rows.append([*row, named(rest)] if any(others) else row)
+    return [*head, *(["other differences"] if any(others) else [])], rows
 
 
 def explained(groups: Sequence[Group]) -> list[tuple[str, str]]:
@@ -38,38 +46,40 @@ def explained(groups: Sequence[Group]) -> list[tuple[str, str]]:
 def curves(groups: Sequence[Group], kind: str = "ci") -> Table:
     """One row per group: the accuracy on all classes seen after each task."""
     tasks = max((len(g.curve(kind)) for g in groups), default=0)
+    several = "data" in groups[0].differing
     rows = []
     for one in groups:
         points = [_cell(middle, spread) for middle, spread in one.curve(kind)]
-        rows.append([one.title, _full_label(one), *points, *[MISSING] * (tasks - len(points))])
-    return ["method", "setting", *(str(t + 1) for t in range(tasks))], rows
+        data = [one.data] if several else []
+        rows.append([one.title, *data, one.label, *points, *[MISSING] * (tasks - len(points))])
+    return ["method", *(["data"] if several else []), "setting", *(str(t + 1) for t in range(tasks))], rows
 
 
 def configurations(groups: Sequence[Group]) -> tuple[Table | None, Table]:
-    """What the groups differ in, a row for each (None if in nothing); and what they have in common."""
-    names = list(dict.fromkeys(name for g in groups for name in g.differing))
-    differing = None
-    if names:
-        rows = [
-            [g.title, g.setting, *(show(g.differing[n]) if n in g.differing else MISSING for n in names)]
-            for g in groups
-        ]
-        differing = (["method", "setting", *names], rows)
-    first = {k: v for k, v in groups[0].config.items() if k not in ("options", "seed", "root")}
-    same = {k: v for k, v in first.items() if all(g.config.get(k) == v for g in groups) and k not in names}
-    options = groups[0].config.get("options") or {}
-    same |= {f"options.{k}": v for k, v in options.items() if f"options.{k}" not in names}
+    """What the groups differ in, a row for each (None if in nothing); and the rest, which they have in common."""
+    each = [entries(g.runs[0]) for g in groups]
+    common: dict[str, str] = {}
+    names = []
+    for name in dict.fromkeys(name for one in each for name in one):
+        values = {show(one[name]) if name in one else MISSING for one in each}
+        if not name.startswith("options."):
+            values -= {MISSING}  # without swaps there is no ratio; that is no difference
+        if len(values) == 1:
+            common[name] = values.pop()
+        elif name != "method":
+            names.append(name)
+    rows = [
+        [g.title, g.setting, *(show(one[n]) if n in one else MISSING for n in names)]
+        for g, one in zip(groups, each, strict=True)
+    ]
     seeds = sorted({seed for g in groups for seed in g.seeds})
-    return differing, (
-        ["entry", "value"],
-        [[k, show(v)] for k, v in same.items()] + [["seed", ", ".join(map(str, seeds))]],
-    )
+    same = (["entry", "value"], [*([k, v] for k, v in common.items()), ["seed", ", ".join(map(str, seeds))]])
+    return (["method", "setting", *names], rows) if names else None, same
 
 
 def markdown(table: Table) -> str:
     head, rows = table
-    words = ("method", "setting", "differs in", "entry", "value")
-    rule = ["---" if name in words else "---:" for name in head]
+    rule = ["---" if name in WORDS else "---:" for name in head]
     lines = [head, rule, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -94,14 +104,14 @@ def groups_json(groups: Sequence[Group]) -> str:
 def runs_csv(runs: Sequence[Metrics]) -> str:
     """One row per run: its measures, and its whole configuration."""
     groups = group(runs)
-    entries = list(dict.fromkeys(name for g in groups for name in g.config if name not in ("method", "seed")))
-    head = ["directory", "method", "setting", "seed", *(m.name for m in MEASURES), *entries]
+    names = list(dict.fromkeys(name for g in groups for name in g.config if name not in ("method", "seed")))
+    head = ["directory", "method", "setting", "seed", *(m.name for m in MEASURES), *names]
     rows = []
     for one in groups:
         for run in one.runs:
             config = one.config | run["config"]
             values = [m.of(run) for m in MEASURES]
-            named = [json.dumps(v) if isinstance(v, (dict, list)) else v for v in (config.get(e) for e in entries)]
+            named = [json.dumps(v) if isinstance(v, (dict, list)) else v for v in (config.get(e) for e in names)]
             rows.append([run.get("directory", ""), one.method, one.setting, config.get("seed"), *values, *named])
     return _csv(head, rows)
 
@@ -120,12 +130,6 @@ def _csv(head: list[str], rows: list[list[Any]]) -> str:
     writer.writerow(head)
     writer.writerows(rows)
     return out.getvalue()
-
-
-def _full_label(one: Group) -> str:
-    """With what tells it from all other groups, those on other data included."""
-    data = [f"data={one.data}"] if "data" in one.differing else []
-    return ", ".join([*data, one.label])
 
 
 def _cell(middle: float | None, spread: float | None) -> str:
