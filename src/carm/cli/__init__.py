@@ -7,29 +7,32 @@ need no torch at all.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 
 from carm import __version__
-from carm.cli import bench, compare, demo, paper, report, store
+from carm.cli import bench, compare, demo, paper, report, run, store
 from carm.cli.common import FAILED, INTERRUPTED, command, show_help
 
-_COMMANDS = (demo, compare, report, paper, store, bench)
+_COMMANDS = (demo, run, compare, report, paper, store, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with these arguments (those of the process if None) and return its exit code."""
-    arguments = _parser().parse_args(argv)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or torch's threads spin, and take the swap worker's core
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = _parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     from carm.memory.errors import CarmError
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.showwarning = _show_warning
-            run: Callable[[argparse.Namespace], int] = arguments.run
-            return run(arguments)
+            carry_out: Callable[[argparse.Namespace], int] = arguments.run
+            return carry_out(arguments)
     except (CarmError, ValueError, OSError) as error:
         if arguments.debug:
             traceback.print_exc()
@@ -51,7 +54,8 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"carm: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(wanted: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all commands. Flags that are slow to make are there only for the command that is `wanted`."""
     top = command(
         argparse.ArgumentParser,
         "carm",
@@ -63,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         """,
         """
         carm demo                               a small continual-learning run, with and without storage
+        carm run er --data mnist                one method, with a record of everything
         carm compare runs                       one table of many runs, over their seeds
         carm report runs                        tables and pictures of them in one HTML file
         carm paper list                         the paper's experiments, to be run again
@@ -78,4 +83,6 @@ def _parser() -> argparse.ArgumentParser:
 
     for module in _COMMANDS:
         module.register(commands)
+    if wanted in (None, "run"):
+        run.add_settings(commands.choices["run"])
     return top

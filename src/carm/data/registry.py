@@ -181,7 +181,8 @@ def _found(name: str, entry: _Entry, root: str | os.PathLike[str] | None, path: 
     given = root if root is not None else os.environ.get(ROOT_VARIABLE) or None
     if given is None:
         raise FileNotFoundError(
-            f"{name} is read from a data folder, and none was named: give --data DIR (in Python root=DIR), or "
+            f"{name} is read from a data folder, and none was named: give it (carm run --root DIR, carm paper "
+            f"--data DIR, in Python root=DIR), or "
             f"set {ROOT_VARIABLE}. {entry.get}"
         )
     base = Path(given).expanduser()
@@ -206,7 +207,8 @@ def _found(name: str, entry: _Entry, root: str | os.PathLike[str] | None, path: 
     if not base.exists():
         message += f" {base} does not exist."
     raise FileNotFoundError(
-        f"{message} {entry.get}. The data folder is named by --data DIR (root=DIR) or {ROOT_VARIABLE}"
+        f"{message} {entry.get}. The data folder is named by carm run --root DIR, carm paper --data DIR, in Python "
+        f"root=DIR, or by {ROOT_VARIABLE}"
     )
 
 

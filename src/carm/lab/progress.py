@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from carm.lab.watch import Pace
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -82,14 +84,9 @@ class _Line:
     def __init__(self, title: str) -> None:
         self.title, self.text, self.done = title, "starting", 0.0
         self.begun = time.monotonic()
-        self._last: tuple[float, int] | None = None
-        self._rate = 0.0
+        self._pace = Pace()
 
     def update(self, moment: dict[str, Any]) -> None:
-        now = time.monotonic()
-        if self._last is not None and now > self._last[0]:
-            self._rate = max(moment["swapped"] - self._last[1], 0) / (now - self._last[0])
-        self._last = (now, moment["swapped"])
         self.done = float(moment["done"])
         parts = [
             f"task {moment['task'] + 1}/{moment['tasks']}",
@@ -98,7 +95,7 @@ class _Line:
         ]
         if moment["accuracy"] is not None:
             parts.append(f"{moment['accuracy']:.1f} %")
-        parts += [f"{self._rate:.0f} swaps/s", f"queue {moment['queue']}"]
+        parts += [f"{self._pace(moment['swapped']):.0f} swaps/s", f"queue {moment['queue']}"]
         self.text = "  ".join(parts)
 
     def __str__(self) -> str:

@@ -149,12 +149,20 @@ class Run:
         self._saved = -float("inf")
 
     def __call__(self, *, resume: bool = False) -> dict[str, Any]:
+        with _threads(self.config.threads or (1 if self.flat else 0)):
+            return self._carry_out(resume)
+
+    @property
+    def flat(self) -> bool:
+        """Whether the net is so small that a second thread would only get in the way."""
+        return self.config.net.startswith("mlp")
+
+    def _carry_out(self, resume: bool) -> dict[str, Any]:
         config, source = self.config, self.stream.source
-        if config.threads:
-            torch.set_num_threads(config.threads)
         decoder = source.train.decoder if isinstance(source.train, EncodedSplit) else Decoder()
-        flat = config.net.startswith("mlp")
-        views = Views(self.samples, decoder=decoder, device=config.device, seed=config.seed, channels_last=not flat)
+        views = Views(
+            self.samples, decoder=decoder, device=config.device, seed=config.seed, channels_last=not self.flat
+        )
         state = self._checkpoint() if resume else None
         if state is None:
             shutil.rmtree(self.store, ignore_errors=True)  # of a run that was killed before its first checkpoint
@@ -419,6 +427,17 @@ def run(
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Torch with so many threads; 0: as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

@@ -43,6 +43,18 @@ class Watch:
         """Nobody watches."""
 
 
+class Pace:
+    """Swaps per second, between one call and the next."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, int] | None = None
+
+    def __call__(self, swapped: int) -> float:
+        now, before = time.monotonic(), self._last
+        self._last = (now, swapped)
+        return 0.0 if before is None or now <= before[0] else max(swapped - before[1], 0) / (now - before[0])
+
+
 class Series:
     """Loss, swaps and queue over the steps of a run, at the ends of passes; at most so many points, evenly thinned."""
 
