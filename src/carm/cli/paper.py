@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +71,8 @@ def _paper(arguments: argparse.Namespace) -> int:
             f"there is no experiment {name!r}.{hint} There are: {', '.join(experiments.NAMES)}; all; list and render"
         )
     plan = _plan(arguments)
-    failed = False
     try:
-        for one in experiments.NAMES if name == "all" else (name,):
-            failed |= _perform(one, plan, arguments)
+        failed = _perform(experiments.NAMES if name == "all" else (name,), plan, arguments)
     except KeyboardInterrupt as stopped:
         console(stderr=True).print(f"carm: {stopped}" if str(stopped) else "carm: interrupted")
         return INTERRUPTED
@@ -96,24 +95,27 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     return Plan(arguments.scale, tuple(blocks), ordered)
 
 
-def _perform(name: str, plan: Plan, arguments: argparse.Namespace) -> bool:
+def _perform(names: Sequence[str], plan: Plan, arguments: argparse.Namespace) -> bool:
     """Run, show, write; returns whether runs failed."""
-    from carm.lab.paper.perform import perform, save
+    from carm.lab.paper.perform import perform, perform_all, save
     from carm.lab.paper.show import show
 
     out = arguments.out or Path("runs") / "paper" / plan.scale
-    where = console(stderr=True)
     root = str(Path(arguments.data).expanduser().resolve()) if arguments.data else ""
-    one = perform(name, plan, out, seeds=arguments.seeds, jobs=arguments.jobs, root=root, console=where)
-    show(one, console())
-    if arguments.results is not None:
-        path = save(one, arguments.results, part="-".join([*plan.blocks, *plan.methods]))
-        console().print(f"wrote {path}")
-    for failure in one["failures"]:
-        where.print(f"carm: failed: {failure}")
-    if one["failures"]:
-        where.print(f"carm: {len(one['failures'])} runs failed; their logs are in {out}/KEY/log.txt")
-    return bool(one["failures"])
+    how = {"seeds": arguments.seeds, "jobs": arguments.jobs, "root": root, "console": console(stderr=True)}
+    made = [perform(names[0], plan, out, **how)] if len(names) == 1 else perform_all(names, plan, out, **how)
+    failures: list[str] = []
+    for one in made:
+        show(one, console())
+        if arguments.results is not None:
+            path = save(one, arguments.results, part="-".join([*plan.blocks, *plan.methods]))
+            console().print(f"wrote {path}")
+        failures += one["failures"]
+    for failure in dict.fromkeys(failures):
+        console(stderr=True).print(f"carm: failed: {failure}", soft_wrap=True)
+    if failures:
+        console(stderr=True).print(f"carm: the logs of failed runs are in {out}/KEY/log.txt", soft_wrap=True)
+    return bool(failures)
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -24,7 +24,8 @@ def show_list(plan: Plan, console: Console, *, root: str = "", seeds: int | None
     found = {name: _found(name, root) for name in _data(plan, seeds)}
     estimator = Estimator(jobs=jobs)
     table = Table(title=f"The paper's experiments at scale {plan.scale}", title_justify="left")
-    for head in ("name", "what it runs", "data"):
+    table.add_column("name", no_wrap=True)
+    for head in ("what it runs", "data"):
         table.add_column(head, overflow="fold")
     for head in ("runs", "new", "here, about"):
         table.add_column(head, justify="right", no_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from carm.lab.paper.cases import Case, Plan
 from carm.lab.paper.experiments import EXPERIMENTS, Experiment
 from carm.lab.paper.groups import Group, gather
 from carm.lab.paper.shape import claims
-from carm.lab.sweep import Job, sweep
+from carm.lab.sweep import Job, Results, sweep
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,8 +55,12 @@ def perform(
     jobs: int = 1,
     root: str = "",
     console: Console | None = None,
+    results: Results | None = None,
 ) -> Record:
-    """Run an experiment (what is finished in `out` is not run again) and return its record."""
+    """Run an experiment (what is finished in `out` is not run again) and return its record.
+
+    `results` are those of a sweep that has been made already, by `perform_all`.
+    """
     if name == "speed":
         from carm.lab.paper.speed import measure
 
@@ -67,7 +71,8 @@ def perform(
         raise ValueError(f"{name} has nothing of what --only and --methods ask for")
     wanted = jobs_of(cases, root)
     require_data(wanted, plan.scale, root)
-    results = sweep(wanted, out, jobs=jobs, console=console)
+    if results is None:
+        results = sweep(wanted, out, jobs=jobs, console=console)
     common, groups = gather(name, cases, results, root)
     titles = {job.key: job.title for job in wanted}
     return record(
@@ -78,8 +83,28 @@ def perform(
         config=common,
         groups=[g.as_dict() for g in groups],
         shape=[vars(claim) for claim in claims(name, groups)],
-        failures=[f"{titles[key]}: {why}" for key, why in results.failures.items()],
+        failures=[f"{titles[key]}: {why}" for key, why in results.failures.items() if key in titles],
     )
+
+
+def perform_all(
+    names: Sequence[str],
+    plan: Plan,
+    out: Path,
+    *,
+    seeds: int | None = None,
+    jobs: int = 1,
+    root: str = "",
+    console: Console | None = None,
+) -> Iterator[Record]:
+    """Several experiments as one sweep, so that the progress is that of all; the runs in the order of the names."""
+    planned = {n: cases_of(EXPERIMENTS[n], plan, seeds) for n in names if n != "speed"}
+    wanted = [job for cases in planned.values() for job in jobs_of(cases, root)]
+    require_data(wanted, plan.scale, root)
+    results = sweep(wanted, out, jobs=jobs, console=console)
+    for name in names:
+        if name == "speed" or planned[name]:
+            yield perform(name, plan, out, seeds=seeds, root=root, console=console, results=results)
 
 
 def record(experiment: Experiment, plan: Plan, out: Path, **parts: Any) -> Record:

@@ -1,0 +1,100 @@
+"""docs/results.md and its figures, from the records in results/: what the documents say is never typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from carm.lab.paper.experiments import NAMES
+from carm.lab.paper.figures import figures
+from carm.lab.paper.layout import Sheet, sheets
+from carm.lab.paper.perform import Record
+
+_HEAD = """# Results
+
+Made by `carm paper render` from the files in `results/`; not to be edited by hand. Every table has our numbers, mean ±
+standard deviation over the seeds, and below them the paper's. At scale `laptop` nets, data and patience are small, so
+only the shape can be compared: which of two settings is better, and whether by more than noise. Each claim of the
+paper has a line that says whether it holds here; after each method stands the difference and half of its 95 % interval,
+`~` marks those within noise and `✗` those against the claim.
+"""
+_MARKS = {"holds": "✓", "holds in part": "◐", "within noise": "~", "does not hold": "✗"}
+
+
+def records(directory: Path) -> list[tuple[Path, Record]]:
+    """The experiments among the result files, in the paper's order."""
+    found = []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            one = json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path} is no result file: {error}") from error
+        if isinstance(one, dict) and one.get("name") in NAMES and "shape" in one:
+            found.append((path, one))
+    return sorted(found, key=lambda pair: (NAMES.index(pair[1]["name"]), pair[0].name))
+
+
+def render(results: Path, docs: Path) -> list[Path]:
+    """Write docs/results.md and docs/img/*.svg, and return what was written."""
+    found = records(results)
+    if not found:
+        raise ValueError(f"{results} has no results: make some with `carm paper NAME --results {results}`")
+    written: list[Path] = []
+    images = docs / "img"
+    images.mkdir(parents=True, exist_ok=True)
+    parts = [_HEAD, _contents(found)]
+    for path, one in found:
+        pictures = []
+        for name, text, picture in figures(one):
+            file = images / f"{path.stem if name.startswith(path.stem) else one['name']}{name[len(one['name']) :]}.svg"
+            file.write_text(picture)
+            written.append(file)
+            pictures.append(f"![{text}](img/{file.name})")
+        parts.append("\n".join(_section(path, one, pictures)))
+    page = docs / "results.md"
+    page.write_text("\n".join(parts))
+    return [page, *written]
+
+
+def _contents(found: list[tuple[Path, Record]]) -> str:
+    lines = [
+        "| experiment | scale | claims that hold | in part | within noise | do not hold |",
+        "|---|---|---|---|---|---|",
+    ]
+    for path, one in found:
+        counts = [sum(c["verdict"] == verdict for c in one["shape"]) for verdict in _MARKS]
+        lines.append(f"| [{path.stem}](#{path.stem}) | {one['scale']} | {' | '.join(map(str, counts))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _section(path: Path, one: Record, pictures: list[str]) -> Iterator[str]:
+    machine = one["machine"]
+    yield f"## {path.stem}\n"
+    yield f"{one['title'][0].upper()}{one['title'][1:]}.\n"
+    if one["note"]:
+        yield f"{one['note']}\n"
+    for claim in one["shape"]:
+        yield f"- {_MARKS[claim['verdict']]} **{claim['verdict']}**: {claim['claim']}. {claim['numbers']}"
+    for sheet in sheets(one):
+        yield "\n" + markdown(sheet)
+    if pictures:
+        yield " ".join(pictures) + "\n"
+    yield (
+        f"`{one['command']}`: scale {one['scale']}, {one['seeds']} seeds, {one['date'][:10]}, {machine['cpu']}, "
+        f"{machine['cores']} cores, Linux {machine['kernel']}, torch {machine['torch']}, Python {machine['python']}.\n"
+    )
+
+
+def markdown(sheet: Sheet) -> str:
+    """A table; its title is a line above it."""
+    title, heads, rows = sheet
+    lines = [f"**{title}**", "", _line(heads), "|" + "---|" * len(heads)]
+    for row in rows:
+        inner = [f"*{cell.strip()}*" if row[0].startswith("  ") and cell else cell for cell in row]
+        lines.append(_line(inner))
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
