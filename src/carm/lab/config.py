@@ -67,8 +67,10 @@ class Config:
     warmup: int = _option(0, "passes at a tenth of the learning rate, before the schedule", metavar="N")
     cutmix: float = _option(0.0, "probability of CutMix (GDumb, RM)")
     clip: float = _option(0.0, "largest norm of the gradient; 0: any")
-    augment: Literal["standard", "none", "strong"] = _option(
-        "standard", "training images: standard (the data set's recipe), none, strong (RandAugment added)"
+    augment: Literal["standard", "none", "crop", "strong"] = _option(
+        "standard",
+        "training images: standard (the data set's recipe), none, crop (moved by up to 4 pixels), strong (RandAugment "
+        "added)",
     )
 
     # the run

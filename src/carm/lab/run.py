@@ -283,6 +283,7 @@ class Run:
 
     def _compose(self, after: int) -> None:
         memory = self.method.memory
+        memory.flush()  # what is on its way to storage counts
         counts = memory.class_counts()
         labels = sorted(counts)
         self.composition.append(
