@@ -18,6 +18,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import torch
 
 from carm import methods, nets
 from carm.data import Decoder, EncodedSplit, Source, Stream, load, split_by_class
-from carm.data.augment import Recipe, photographs, recipe, recipes
+from carm.data.augment import Recipe, photographs, random_crop, recipe, recipes
 from carm.data.views import Views, strong
 from carm.lab.config import Config
 from carm.lab.metrics import Counts, History, own_classes
@@ -70,6 +71,8 @@ def make_recipe(config: Config, source: Source) -> Recipe:
         found = recipe("cifar-10") if source.shape is not None and source.shape[0] == 3 else recipe("plain")
     if config.augment == "none":
         return found.with_augment(*found.prepare)  # photographs must still be brought to one size
+    if config.augment == "crop":
+        return found.with_augment(*found.prepare, partial(random_crop, padding=4))
     return strong(found) if config.augment == "strong" else found
 
 

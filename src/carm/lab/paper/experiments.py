@@ -189,9 +189,10 @@ def _derpp(plan: Plan, em: int) -> Config:
 
 
 def _gdumb(plan: Plan) -> Config:
-    """GDumb's own recipe: MLP-400, cosine restarts after one warm-up pass, CutMix on all data sets except MNIST."""
+    """GDumb's own recipe: MLP-400, random crops, CutMix, cosine restarts after one warm-up pass."""
     passes = 8 if plan.scale == "smoke" else 64
     more = {"level": "task", "net": "mlp400", "head": "growing", "batch": 16, "passes": passes}
+    more |= {"augment": "crop", "cutmix": 0.5}
     sgd = {"momentum": 0.9, "weight_decay": 1e-6, "schedule": "restarts", "warmup": 1, "clip": 10.0}
     return split_mnist(plan, "gdumb", 500, 0.05, **more, **sgd)
 
