@@ -84,11 +84,10 @@ class Carousel:
         self.outstanding += n
         stats.ordered += n
         stats.deepest = max(stats.deepest, self.outstanding)
-        first = blocks = blocks.astype(np.int64)
-        if sizes is not None:
-            first = ram.first_blocks(blocks, sizes)
+        rows = blocks.astype(np.int64)
+        first = rows if sizes is None else ram.first_blocks(rows, sizes)
         self.swaps[self._ticket] = Swap(slots, ids, old, handles, first, time.monotonic())
-        self._send(ReadOrder(self._ticket, store.offsets[handles], sizes, store.sums[handles], blocks))
+        self._send(ReadOrder(self._ticket, store.offsets[handles], sizes, store.sums[handles], rows))
         return n
 
     def _fit(self, slots: Ints, ids: Ints) -> tuple[Ints, Ints]:

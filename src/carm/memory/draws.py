@@ -43,20 +43,27 @@ class Draws:
         if rows < 4 or n > count // 2:  # hard to do in one go, and the copy dwarfs the call anyway
             return self.rng.choice(count, n, replace=False)[None, :]
         # Every cell takes a random number; where two of a row are equal, one of them tries again until all differ. This
-        # treats all numbers alike, so every subset is equally likely.
+        # treats all numbers alike, so every subset is equally likely. (Every call on so many numbers hands the
+        # interpreter to a swap thread that waits for it, so there are as few as possible, and `owner` is not even
+        # cleared: what it says of a number that nobody has taken is not true, and that shows.)
         shift = np.repeat(np.arange(rows, dtype=np.int64) * count, n)
-        values = (self.rng.random(rows * n) * count).astype(np.int64) + shift
-        owner = np.full(rows * count, -1, np.int32)
-        todo = np.arange(rows * n, dtype=np.int32)
-        wanted = values
-        while True:
-            free = owner[wanted] < 0
+        uniform = self.rng.random(rows * n)
+        uniform *= count
+        values = uniform.astype(np.int64)
+        values += shift
+        cells = np.arange(rows * n)
+        owner = np.empty(rows * count, np.int64)
+        owner[values] = cells
+        todo = cells[owner[values] != cells]
+        while len(todo):
+            wanted = (self.rng.random(len(todo)) * count).astype(np.int64) + shift[todo]
+            values[todo] = -1
+            free = values.take(owner[wanted], mode="clip") != wanted
+            values[todo] = wanted
             owner[wanted[free]] = todo[free]
             todo = todo[owner[wanted] != todo]
-            if not len(todo):
-                return (values - shift).reshape(rows, n)
-            wanted = (self.rng.random(len(todo)) * count).astype(np.int64) + shift[todo]
-            values[todo] = wanted
+        values -= shift
+        return values.reshape(rows, n)
 
     def state_dict(self) -> dict[str, Any]:
         left = torch.from_numpy(self._block[self._at :].copy())
