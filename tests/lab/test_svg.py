@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from carm.lab import svg
+from carm.lab import svg, tiles
 from carm.lab.canvas import OKABE_ITO, ramp, text_width, tick_labels, ticks, whole_ticks, wrapped
 
 NS = "{http://www.w3.org/2000/svg}"
@@ -53,10 +53,10 @@ PICTURES = {
         title="Bars",
         y_label="s",
     ),
-    "heat": svg.heat([[99.0], [80.0, None]], title="Heat", x_label="task", y_label="after task"),
-    "large heat": svg.heat([[50.0] * (t + 1) for t in range(50)], title="Heat", x_label="task", y_label="after"),
-    "stacks": svg.stacks(
-        [svg.Stack(title="RAM", columns=[[10, 0], [5, 5]], names=["c0", "c1"])], title="Stacks", x_label="after task"
+    "heat": tiles.heat([[99.0], [80.0, None]], title="Heat", x_label="task", y_label="after task"),
+    "large heat": tiles.heat([[50.0] * (t + 1) for t in range(50)], title="Heat", x_label="task", y_label="after"),
+    "stacks": tiles.stacks(
+        [tiles.Stack(title="RAM", columns=[[10, 0], [5, 5]], names=["c0", "c1"])], title="Stacks", x_label="after task"
     ),
 }
 

@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from carm.lab import svg
+from carm.lab import svg, tiles
 from carm.lab.compare import Group, Metrics, class_count
 
 _CLASSES_APART = 12  # with more classes, those of a task are taken together
@@ -84,12 +84,12 @@ class Panels:
     def matrices(self, kind: str) -> list[str]:
         """Accuracy on each task over time; no picture where there is only one task."""
         return [
-            svg.heat(
+            tiles.heat(
                 matrix,
                 title=self.name(g),
                 x_label="accuracy on task",
                 y_label="after task",
-                description=f"Accuracy in percent on each task after each task, mean of {g.n} runs.",
+                description=f"Accuracy in percent on each task after each task, {_mean_of(g.n)}.",
                 palette=svg.PAGE,
             )
             for g in self.groups
@@ -152,15 +152,15 @@ class Panels:
             if not any(table.any() for table in tables):
                 continue
             columns = np.mean([table for table in tables if table.shape == tables[0].shape], axis=0)
-            found.append(svg.Stack(title=title, columns=columns.tolist(), names=_part_names(runs[0])))
+            found.append(tiles.Stack(title=title, columns=columns.tolist(), names=_part_names(runs[0])))
         if not found:
             return None
         grouped = "class" if class_count(runs[0]) <= _CLASSES_APART else "task's classes"
-        return svg.stacks(
+        return tiles.stacks(
             found,
             title=self.name(one),
             x_label="after task",
-            description=f"Samples of each {grouped} after each task, mean of {len(runs)} runs.",
+            description=f"Samples of each {grouped} after each task, {_mean_of(len(runs))}.",
             palette=svg.PAGE,
         )
 
@@ -183,6 +183,10 @@ def _styles(groups: Sequence[Group]) -> dict[str, int]:
         }
     labels = ["Original", *(label for found in of_setting.values() for label in found if label != "Original")]
     return {label: i for i, label in enumerate(labels)}
+
+
+def _mean_of(n: int) -> str:
+    return f"mean of {n} runs" if n > 1 else "one run"
 
 
 def _top(one: svg.Line) -> float:
