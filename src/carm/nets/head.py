@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layers import linear
+from .layers import glorot, linear
 
 _MIX = 0x9E3779B97F4A7C15  # an odd 64-bit constant: spreads consecutive row numbers over distant seeds
 
@@ -49,13 +49,13 @@ class Head(nn.Module):
 
 
 class FixedHead(Head):
-    """A head with all its classes from the start."""
+    """A head with all its classes from the start, drawn like those of the published baselines that have one."""
 
     def __init__(self, feature_dim: int, classes: int, *, seed: int = 0) -> None:
         super().__init__(feature_dim)
         if classes < 1:
             raise ValueError(f"classes={classes}: a fixed head needs at least 1")
-        self.linear = linear(feature_dim, classes, generator=torch.Generator().manual_seed(seed))
+        self.linear = glorot(feature_dim, classes, generator=torch.Generator().manual_seed(seed))
 
     @property
     def classes(self) -> int:
