@@ -247,6 +247,7 @@ def test_the_name_tells_the_format(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "x.md").read_text().startswith("# Name\n")
     assert report(folder, "--out", tmp_path / "x.txt", "--format", "md") == 0
     assert report(folder, "--out", tmp_path / "x.txt") == 2
+    assert report(folder, "--out", tmp_path, "--format", "html") == 2
 
 
 def test_csv_has_a_row_for_each_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

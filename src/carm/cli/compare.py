@@ -55,7 +55,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     elif arguments.format == "md":
         sys.stdout.write(tables.markdown(tables.results(groups)))
     else:
-        _print(tables.results(groups))
+        print_table(tables.results(groups))
     return OK
 
 
@@ -79,8 +79,9 @@ def finished_runs(directories: list[Path], *, unfinished: list[Path] | None = No
     return runs
 
 
-def _print(table: Table) -> None:
-    """Rows are never folded, apart from the last column, of other differences: numbers in pieces cannot be read."""
+def print_table(table: Table) -> None:
+    """Where it is narrow, heads and the last column, of other differences, are folded; numbers never are: in pieces
+    they cannot be read."""
     from rich.measure import Measurement
     from rich.table import Table as Rich
 
@@ -89,9 +90,9 @@ def _print(table: Table) -> None:
     head, rows = table
     out = console()
     shown = Rich(box=None, pad_edge=False)
-    for name in head:
-        words, folded = name in WORDS, name == "other differences"
-        shown.add_column(name, justify="left" if words else "right", no_wrap=not folded)
+    for name, *cells in zip(head, *rows, strict=True):
+        width = None if name == "other differences" else max(map(len, cells))
+        shown.add_column(name, justify="left" if name in WORDS else "right", min_width=width)
     for row in rows:
         shown.add_row(*row)
     needed = Measurement.get(out, out.options.update(max_width=1000), shown)

@@ -47,6 +47,8 @@ def _report(arguments: argparse.Namespace) -> int:
     printed = str(out) == "-"
     if printed and kind == "png":
         raise ValueError("--out -: a picture is not written to standard output; name a file")
+    if out.is_dir():
+        raise ValueError(f"--out {out}: that is a directory; name a file in it, such as {out / 'report.html'}")
     unfinished: list[Path] = []
     runs = finished_runs(arguments.directories, unfinished=unfinished)
     title = arguments.title or "Runs in " + ", ".join(str(d) for d in arguments.directories)
