@@ -31,6 +31,7 @@ _GRACE = 10.0  # seconds from the interrupt to giving up
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a sweep in the background of a shell would ignore it
     orders: queue.Queue[dict[str, Any] | None] = queue.Queue()
     busy = threading.Event()
     threading.Thread(target=_listen, args=(orders, busy), daemon=True).start()

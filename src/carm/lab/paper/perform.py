@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Record = dict[str, Any]
+_PLACES = ("--data", "--out", "--results", "--docs")
 LARGEST = 200_000  # bytes of a result file: they are kept with the sources
 
 
@@ -116,10 +118,20 @@ def record(experiment: Experiment, plan: Plan, out: Path, **parts: Any) -> Recor
         "note": experiment.note,
         "scale": plan.scale,
         "date": found.pop("date"),
-        "command": found.pop("command"),
+        "command": command(found.pop("command")),
         "machine": found,
         **parts,
     }
+
+
+def command(text: str) -> str:
+    """A command without the directories that it was given, which are of this machine only."""
+    kept, skip = [], False
+    for word in shlex.split(text):
+        if not skip and word not in _PLACES and word.partition("=")[0] not in _PLACES:
+            kept.append(word)
+        skip = word in _PLACES
+    return shlex.join(kept)
 
 
 def groups_of(one: Record) -> list[Group]:

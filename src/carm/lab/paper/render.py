@@ -9,6 +9,7 @@ from pathlib import Path
 from carm.lab.paper.experiments import NAMES
 from carm.lab.paper.figures import figures
 from carm.lab.paper.layout import Sheet, sheets
+from carm.lab.paper.noise import ONE_SEED
 from carm.lab.paper.perform import Record
 
 _HEAD = """# Results
@@ -47,7 +48,8 @@ def render(results: Path, docs: Path) -> list[Path]:
     for path, one in found:
         pictures = []
         for name, text, picture in figures(one):
-            file = images / f"{path.stem if name.startswith(path.stem) else one['name']}{name[len(one['name']) :]}.svg"
+            own = name if name.startswith(path.stem) else path.stem + name.removeprefix(one["name"])
+            file = images / f"{own}.svg"
             file.write_text(picture)
             written.append(file)
             pictures.append(f"![{text}](img/{file.name})")
@@ -76,6 +78,8 @@ def _section(path: Path, one: Record, pictures: list[str]) -> Iterator[str]:
         yield f"{one['note']}\n"
     for claim in one["shape"]:
         yield f"- {_MARKS[claim['verdict']]} **{claim['verdict']}**: {claim['claim']}. {claim['numbers']}"
+    if one["seeds"] == 1 and one["shape"]:
+        yield f"\n{ONE_SEED}"
     for sheet in sheets(one):
         yield "\n" + markdown(sheet)
     if pictures:

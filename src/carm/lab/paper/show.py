@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carm.lab.paper.layout import sheets
+from carm.lab.paper.noise import ONE_SEED
 from carm.lab.paper.perform import Record
 
 if TYPE_CHECKING:
@@ -34,5 +35,7 @@ def show(one: Record, console: Console) -> None:
         console.print(
             f"{_MARKS[claim['verdict']]} {claim['verdict']}: {claim['claim']}: {claim['numbers']}", soft_wrap=True
         )
+    if one["seeds"] == 1 and one["shape"]:
+        console.print(ONE_SEED, soft_wrap=True)
     if one["note"]:
         console.print(one["note"], soft_wrap=True)
