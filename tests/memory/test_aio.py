@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carm.memory import aio
-from carm.memory.aio import DEPTH, ENGINES, Engine, open_engine
+from carm.memory.aio import DEPTH, ENGINES, AioEngine, Engine, open_engine
 
 SIZE = 1 << 20
 
@@ -104,6 +104,30 @@ def test_several_under_way(engine: Engine, content: np.ndarray) -> None:
             wanted.append((offsets, sizes, engine.begin(offsets, sizes)))
         for offsets, sizes, ticket in wanted:
             _check(engine.finish(ticket), content, offsets, sizes)
+
+
+@pytest.mark.parametrize("align", [512, 4096])
+def test_rows_and_others_under_way_together(engine: Engine, content: np.ndarray, align: int) -> None:
+    """Records of one size come as rows, also where the device reads no less than 4096 bytes and they begin anywhere."""
+    if isinstance(engine, AioEngine):
+        if align < engine._align:
+            pytest.skip("the device reads no less than 4096 bytes")
+        engine._align = align
+    rng = np.random.default_rng(2)
+    for _ in range(10):
+        wanted = []
+        for size in (488, 3080, 0, 1024):
+            n = int(rng.integers(1, 400))
+            offsets = rng.integers(0, SIZE // 4096 - 1, n) * max(-(-size // 512), 1) * 512
+            sizes = np.full(n, size) if size else rng.integers(1, 400, n) * 8
+            wanted.append((offsets, sizes, engine.begin_rows(offsets, size) if size else engine.begin(offsets, sizes)))
+        for offsets, sizes, ticket in wanted:
+            if (sizes == sizes[0]).all():
+                rows, ok = engine.finish_rows(ticket)
+                starts = np.arange(len(rows)) * rows.shape[1]
+                _check((rows.reshape(-1).copy(), starts, ok), content, offsets, sizes)
+            else:
+                _check(engine.finish(ticket), content, offsets, sizes)
 
 
 def test_the_file_grows_under_the_engine(tmp_path: Path) -> None:
