@@ -70,7 +70,19 @@ def run(*arguments: Any) -> int:
 
 # -- help --------------------------------------------------------------------------------------------------------------
 
-COMMANDS = ["", "store", "store info", "store verify", "store export", "demo", "bench", "bench memory"]
+COMMANDS = [
+    "",
+    "store",
+    "store info",
+    "store verify",
+    "store export",
+    "demo",
+    "bench",
+    "bench memory",
+    "compare",
+    "report",
+    "paper",
+]
 
 
 def test_help_teaches_and_loads_nothing_heavy() -> None:
@@ -162,7 +174,7 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     def interrupt(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("carm.demo.main", interrupt)
+    monkeypatch.setattr("carm.demo.configurations", interrupt)
     assert run("demo") == 130
     assert capsys.readouterr().err == "carm: interrupted\n"
 
@@ -388,17 +400,14 @@ def test_export_files_puts_single_numbers_in_the_index(fixed: Path, tmp_path: Pa
 # -- the rest ----------------------------------------------------------------------------------------------------------
 
 
-def test_demo_and_bench_get_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr("carm.demo.main", lambda **options: calls.append(options))
-    assert run("demo", "--slots", 20, "--seeds", 5) == 0
     bench = types.ModuleType("carm.bench.memory")
     bench.main = lambda **options: calls.append(options) or 1  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "carm.bench.memory", bench)
     assert run("bench", "memory", "--quick", "--json", "out.json", "--only", "draw", "swap") == 1
     assert run("bench", "memory", "--directory", "/mnt") == 1
     assert calls == [
-        {"slots": 20, "seeds": 5},
         {"json_path": Path("out.json"), "quick": True, "only": ["draw", "swap"]},
         {"json_path": None, "quick": False, "only": None, "directory": Path("/mnt")},
     ]
