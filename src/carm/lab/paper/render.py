@@ -50,6 +50,8 @@ def render(results: Path, docs: Path) -> list[Path]:
         for name, text, picture in figures(one):
             own = name if name.startswith(path.stem) else path.stem + name.removeprefix(one["name"])
             file = images / f"{own}.svg"
+            if file in written:  # a part beside the whole
+                file = images / f"{path.stem}{name.removeprefix(one['name'])}.svg"
             file.write_text(picture)
             written.append(file)
             pictures.append(f"![{text}](img/{file.name})")
