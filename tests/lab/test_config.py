@@ -69,7 +69,7 @@ def test_unknown_entries_are_named(entry: str, nearest: str | None) -> None:
 def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
     file = tmp_path / "config.json"
     file.write_text(text)
-    with pytest.raises(ValueError, match="config.json is no configuration"):
+    with pytest.raises(ValueError, match=r"config\.json is no configuration"):
         Config.load(file)
 
 
@@ -176,7 +176,7 @@ def test_methods_are_found_however_they_are_spelled(given: str, name: str) -> No
 
 
 def test_an_unknown_method_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="no method 'icarll'. Did you mean 'icarl'"):
+    with pytest.raises(ValueError, match=r"no method 'icarll'\. Did you mean 'icarl'"):
         Config(method="icarll")
 
 

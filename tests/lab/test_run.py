@@ -1,0 +1,493 @@
+"""Runs: their files, kills and resumes, odd data, and parts of one's own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from carm import methods, nets
+from carm.data import ArraySplit, Source, split_by_class
+from carm.data.augment import Recipe, photographs
+from carm.lab import Config, run
+from carm.lab.watch import Moment, Watch
+
+ALL = methods.names()
+# Enough passes and samples to learn from, few enough for a fraction of a second.
+TINY: dict[str, Any] = {
+    "data": "digits",
+    "tasks": 3,
+    "per_class": 12,
+    "test_per_class": 5,
+    "passes": 3,
+    "batch": 10,
+    "em": 30,
+    "swap": "sync",
+    "ratio": 0.7,
+    "lr": 0.05,
+    "momentum": 0.5,
+}
+OWN: dict[str, dict[str, Any]] = {
+    "tiny-er": {"old_batch": 10},
+    "der++": {"old_batch": 10},
+    "gdumb": {"cutmix": 0.5},
+    "rm": {"options": {"copies": 3}, "cutmix": 0.5},
+    "icarl": {"net": "cnn", "width": 4},
+    "bic": {"em": 100},
+}
+
+
+def tiny(method: str = "er", **changes: Any) -> Config:
+    return Config(method=method, **{**TINY, **OWN.get(method, {}), **changes})
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def out() -> Iterator[Path]:
+    """A directory where syncs cost nothing."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        yield Path(folder)
+
+
+def lasting(metrics: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same in two runs: everything but times, the queue, and how storage is indexed and read."""
+    kept = {k: v for k, v in metrics.items() if k not in ("bundles", "seconds", "cpu_seconds")}
+    counters = dict(metrics["memory"])
+    for name in ("add_wait_seconds", "order_age_mean", "order_age_max", "deepest", "engine", "index_bytes"):
+        counters.pop(name, None)
+    return kept | {"memory": counters}
+
+
+# -- what a run leaves -------------------------------------------------------------------------------------------------
+
+
+def test_the_files_of_a_run(out: Path) -> None:
+    moments: list[Moment] = []
+
+    class Noting(Watch):
+        seconds = 0.0
+
+        def __call__(self, moment: Moment) -> None:
+            moments.append(moment)
+
+    config = tiny()
+    metrics = run(config, out / "r", watch=Noting())
+    assert Config.load(out / "r" / "config.json") == config
+    record = json.loads((out / "r" / "metrics.json").read_text())
+    assert record["config"] == config.as_dict() and record["key"] == config.key
+    assert record["final"]["ci"]["accuracy"] == pytest.approx(metrics["final"]["ci"]["accuracy"], abs=1e-4)
+    assert [len(row) for row in record["matrix"]["ci"]] == [1, 2, 3]
+    assert record["tasks"] == [
+        {"classes": [0, 1, 2, 3], "samples": 48},
+        {"classes": [4, 5, 6], "samples": 36},
+        {"classes": [7, 8, 9], "samples": 36},
+    ]
+    assert [one["labels"] for one in record["composition"]] == [list(range(n)) for n in (4, 7, 10)]
+    assert [sum(one["ram"]) for one in record["composition"]] == [30, 30, 30]
+    assert [sum(one["storage"]) for one in record["composition"]] == [48, 84, 120]
+    assert len(record["bundles"]) == 3 and record["seconds"] > 0
+    assert record["memory"]["swapped"] > 0 and record["skipped"] == {}
+    assert not (out / "r" / "checkpoint.pt").exists()
+    assert (out / "r" / "memory").is_dir()
+    assert moments[-1].done == 1 and moments[-1].task == 2
+    assert [m.done for m in moments] == sorted(m.done for m in moments)
+    assert len(record["series"]["step"]) == 9
+
+
+def test_the_store_may_go(out: Path) -> None:
+    run(tiny(), out / "r", keep_store=False)
+    assert not (out / "r" / "memory").exists()
+    assert (out / "r" / "metrics.json").exists()
+
+
+def test_without_swapping_there_is_no_store(out: Path) -> None:
+    metrics = run(tiny(swap="none"), out / "r")
+    assert not (out / "r" / "memory").exists()
+    assert metrics["memory"]["swapped"] == 0 and metrics["setting"] == "Original"
+
+
+def test_seeds_repeat(out: Path) -> None:
+    first, same, other = (run(tiny(seed=seed), out / str(i)) for i, seed in enumerate((3, 3, 4)))
+    assert lasting(first) == lasting(same)
+    assert first["series"]["loss"] != other["series"]["loss"]
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_swapping_in_the_background(method: str, out: Path) -> None:
+    metrics = run(tiny(method, swap="async", net="mlp", width=0), out / "r", every=1000)
+    assert metrics["memory"]["worker"] == "thread"
+    assert sum(metrics["composition"][-1]["storage"]) >= 100  # BiC keeps some of the 120 for itself
+    assert metrics["memory"]["stream_samples"] == 0 and metrics["memory"]["queue_depth"] == 0
+
+
+# -- kills and resumes -------------------------------------------------------------------------------------------------
+
+
+class Children:
+    """Runs in processes of their own; see run_child.py."""
+
+    def __init__(self) -> None:
+        script = Path(__file__).with_name("run_child.py")
+        self.server = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.server.stdout is not None
+        assert self.server.stdout.readline() == "ready\n"
+
+    def __call__(
+        self, config: Config, out: Path, *, kill: int = 0, checkpoints: int = 0, after: float = 0.0
+    ) -> tuple[int, float]:
+        assert self.server.stdin is not None and self.server.stdout is not None
+        job = {"config": config.as_dict(), "out": str(out), "signal": kill, "checkpoints": checkpoints, "after": after}
+        self.server.stdin.write(json.dumps(job) + "\n")
+        self.server.stdin.flush()
+        answer = json.loads(self.server.stdout.readline())
+        return answer["code"], answer["seconds"]
+
+    def close(self) -> None:
+        assert self.server.stdin is not None
+        self.server.stdin.close()
+        self.server.wait(30)
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Children]:
+    children = Children()
+    yield children
+    children.close()
+
+
+def metrics_in(out: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((out / "metrics.json").read_text())
+    return record
+
+
+@pytest.mark.parametrize(("method", "swap"), [*((method, "sync") for method in ALL), ("er", "none"), ("der++", "none")])
+def test_a_killed_run_ends_as_if_nothing_had_happened(method: str, swap: str, out: Path, child: Children) -> None:
+    config = tiny(method, swap=swap)
+    code, seconds = child(config, out / "whole")
+    assert code == 0
+    chance = random.Random(f"{method} {swap}")
+    killed = 0
+    for checkpoints in (1, 2, 0, 1):
+        after = chance.uniform(0, 0.2) * seconds
+        code, _ = child(config, out / "r", kill=signal.SIGKILL, checkpoints=checkpoints, after=after)
+        assert code in (0, -signal.SIGKILL)
+        killed += code != 0
+    assert killed >= 2
+    assert child(config, out / "r")[0] == 0
+    assert lasting(metrics_in(out / "r")) == lasting(metrics_in(out / "whole"))
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(out: Path, child: Children) -> None:
+    config = tiny("icarl", net="mlp", width=0)
+    code, seconds = child(config, out / "whole")
+    assert code == 0
+    assert child(config, out / "r", kill=signal.SIGINT, checkpoints=2, after=0.1 * seconds)[0] == 130
+    assert (out / "r" / "checkpoint.pt").exists() and not (out / "r" / "metrics.json").exists()
+    assert child(config, out / "r")[0] == 0
+    assert lasting(metrics_in(out / "r")) == lasting(metrics_in(out / "whole"))
+
+
+class Stop(Watch):
+    """Ends a run at the end of a pass, without a trace."""
+
+    seconds = 1e9
+
+    def __init__(self, task: int, passes: int) -> None:
+        super().__init__()
+        self.at = (task, passes)
+
+    def __call__(self, moment: Moment) -> None:
+        if (moment.task, moment.number) == self.at:
+            raise KeyboardInterrupt
+
+
+def stopped(config: Config, out: Path, *, task: int = 1, passes: int = 2, **more: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out, watch=Stop(task, passes), **more)
+
+
+def test_an_unfinished_run_is_not_started_over(out: Path) -> None:
+    stopped(tiny(), out / "r")
+    with pytest.raises(ValueError, match="unfinished run"):
+        run(tiny(), out / "r")
+    whole = run(tiny(), out / "whole")
+    assert lasting(run(tiny(), out / "r", resume=True)) == lasting(whole)
+
+
+def test_a_finished_run_is_returned_or_refused(out: Path) -> None:
+    first = run(tiny(), out / "r")
+    before = {p.name: p.stat().st_mtime_ns for p in (out / "r").iterdir() if p.name != "lock"}
+    again = run(tiny(), out / "r", resume=True)
+    assert lasting(again)["final"] == lasting(metrics_in(out / "r"))["final"]
+    assert again["final"]["ci"]["accuracy"] == pytest.approx(first["final"]["ci"]["accuracy"], abs=1e-5)
+    assert before == {p.name: p.stat().st_mtime_ns for p in (out / "r").iterdir() if p.name != "lock"}
+    with pytest.raises(ValueError, match="finished run"):
+        run(tiny(), out / "r")
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_another_runs_directory_is_refused(resume: bool, out: Path) -> None:
+    stopped(tiny(), out / "r")
+    with pytest.raises(ValueError) as caught:
+        run(tiny(em=40, seed=2), out / "r", resume=resume)
+    assert "em: 40 here, 30 there; seed: 2 here, 0 there" in str(caught.value)
+    run(tiny(threads=1, device="cpu", root="elsewhere"), out / "r", resume=True)  # these decide nothing
+
+
+@pytest.mark.parametrize("how", ["cut short", "overwritten", "empty"])
+def test_a_damaged_checkpoint_starts_over_with_a_warning(how: str, out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = run(tiny(), out / "whole")
+    stopped(tiny(), out / "r")
+    file = out / "r" / "checkpoint.pt"
+    data = file.read_bytes()
+    file.write_bytes({"cut short": data[: len(data) // 2], "overwritten": b"\0" * len(data), "empty": b""}[how])
+    with caplog.at_level(logging.WARNING, "carm"):
+        again = run(tiny(), out / "r", resume=True)
+    assert "starts over" in caplog.text and "checkpoint.pt" in caplog.text
+    assert lasting(again) == lasting(whole)
+
+
+def test_a_lost_store_starts_over_with_a_warning(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import shutil
+
+    whole = run(tiny(), out / "whole")
+    stopped(tiny(), out / "r")
+    shutil.rmtree(out / "r" / "memory")
+    with caplog.at_level(logging.WARNING, "carm"):
+        again = run(tiny(), out / "r", resume=True)
+    assert "starts over" in caplog.text
+    assert lasting(again) == lasting(whole)
+
+
+def test_other_data_under_the_same_name_is_refused(out: Path) -> None:
+    stopped(tiny(), out / "r")
+    from carm.lab.run import make_stream
+
+    other = make_stream(tiny(seed=9))
+    with pytest.raises(ValueError, match="data is not the same"):
+        run(tiny(), out / "r", resume=True, stream=other)
+
+
+def test_a_directory_in_use_is_refused(out: Path) -> None:
+    (out / "r").mkdir()
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", hold, str(out / "r" / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None and other.stdin is not None
+    try:
+        assert other.stdout.readline() == "1\n"
+        with pytest.raises(ValueError, match="in use by another process"):
+            run(tiny(), out / "r")
+    finally:
+        other.communicate("\n", timeout=30)
+    run(tiny(), out / "r")
+
+
+def test_a_folder_called_memory_that_is_not_ours_is_left_alone(out: Path) -> None:
+    (out / "r" / "memory").mkdir(parents=True)
+    (out / "r" / "memory" / "photo.jpg").write_bytes(b"dear to me")
+    with pytest.raises(ValueError, match="belongs to no run"):
+        run(tiny(), out / "r")
+    assert (out / "r" / "memory" / "photo.jpg").read_bytes() == b"dear to me"
+
+
+def test_checkpoints_no_more_often_than_asked(out: Path) -> None:
+    stopped(tiny(), out / "r", every=1000)
+    state = torch.load(out / "r" / "checkpoint.pt", weights_only=True)
+    assert state["position"][:2] == [0, 1]  # the first one, and none since
+    whole = run(tiny(), out / "whole", every=1000)
+    assert lasting(run(tiny(), out / "r", resume=True))["final"] == lasting(whole)["final"]
+
+
+# -- data, nets and transforms of one's own ----------------------------------------------------------------------------
+
+
+def photo_folder(where: Path) -> None:
+    """Two splits of four classes: sizes differ, one image is grey, one is cut short; the very first is no image."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 7), ("test", 3)):
+        for label in range(4):
+            folder = where / split / f"kind{label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                size = (14 + 5 * number, 11 + 4 * label)
+                pixels = rng.integers(0, 60, (*size, 3)).astype(np.uint8)
+                pixels[..., label % 3] += np.uint8(100 + 30 * (label // 3))
+                image = Image.fromarray(pixels)
+                (image.convert("L") if number == 2 else image).save(folder / f"{number}.jpg", quality=90)
+    (where / "train" / "kind0" / "0.jpg").write_bytes(b"this is no picture")
+    cut = where / "train" / "kind2" / "4.jpg"
+    cut.write_bytes(cut.read_bytes()[:-150])
+    (where / "test" / "kind1" / "1.jpg").write_bytes(b"")
+
+
+PHOTOS: dict[str, Any] = {
+    "data": "folder",
+    "tasks": 2,
+    "net": "cnn",
+    "width": 4,
+    "em": 10,
+    "passes": 2,
+    "batch": 6,
+    "swap": "sync",
+    "ratio": 0.5,
+    "lr": 0.01,
+    "per_class": 0,
+    "test_per_class": 0,
+    "options": {},
+    "cutmix": 0.0,
+}
+BROKEN = {"train/kind0/0.jpg", "train/kind2/4.jpg", "test/kind1/1.jpg"}
+
+
+def skipped(metrics: dict[str, Any]) -> set[str]:
+    return {name if "/kind" in name else f"?/{name}" for name in metrics["skipped"]}
+
+
+@pytest.mark.parametrize("size", [12, 0])
+def test_photographs_of_all_sizes_and_broken_ones(size: int, out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    photo_folder(out / "photos")
+    config = tiny("er", **{**PHOTOS, "size": size, "root": str(out / "photos")})
+    own = {} if size else {"samples": photographs((0.5,) * 3, (0.2,) * 3, size=10)}
+    with caplog.at_level(logging.WARNING):
+        metrics = run(config, out / "r", **own)
+    assert skipped(metrics) == BROKEN
+    assert all(name in caplog.text for name in BROKEN)
+    assert [sum(one["storage"]) for one in metrics["composition"]] == [13, 26]
+    assert metrics["matrix"]["ci"][-1] != []
+
+
+def test_photographs_without_augmentation(out: Path) -> None:
+    """They must be brought to one size all the same."""
+    photo_folder(out / "photos")
+    from carm.lab.run import make_recipe, make_stream
+
+    config = tiny("er", **{**PHOTOS, "root": str(out / "photos"), "augment": "none"})
+    samples = make_recipe(config, make_stream(config).source)
+    images = [np.zeros((3, 40, 50), np.uint8), np.zeros((3, 80, 30), np.uint8)]
+    assert samples.train(images, torch.Generator()).shape == samples.test(images).shape == (2, 3, 224, 224)
+
+
+def test_skipped_images_are_counted_through_a_resume(out: Path) -> None:
+    photo_folder(out / "photos")
+    config = tiny("icarl", **{**PHOTOS, "size": 12, "root": str(out / "photos")})
+    whole = run(config, out / "whole")
+    stopped(config, out / "r", task=1, passes=2)
+    again = run(config, out / "r", resume=True)
+    assert skipped(again) == BROKEN
+    assert lasting(again) == lasting(whole)
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_every_method_takes_photographs(method: str, out: Path) -> None:
+    photo_folder(out / "photos")
+    changes = {**PHOTOS, "size": 12, "root": str(out / "photos"), "em": 20}
+    metrics = run(tiny(method, **changes), out / "r", every=1000)
+    assert len(metrics["matrix"]["ci"]) == 2 and metrics["memory"]["stored"] >= 24
+
+
+@pytest.mark.parametrize("method", ["er", "der++", "bic"])
+def test_a_loss_that_is_not_a_number_names_the_learning_rate(method: str, out: Path) -> None:
+    config = tiny(method, lr=1e30, net="mlp", width=0)
+    with pytest.raises(ValueError, match=r"the loss is (nan|inf) in pass \d of task 1: lr=1e\+30 is too large"):
+        run(config, out / "r")
+    assert not (out / "r" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("method", ["er", "gdumb", "icarl"])
+def test_a_net_stream_and_transform_of_ones_own(method: str, out: Path) -> None:
+    """Vectors in place of images: the transform turns bytes to numbers, the net has two inputs."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(4), 30)
+    x = (60 * np.stack([y % 2, y // 2], 1) + rng.integers(0, 30, (120, 2))).astype(np.uint8)
+    train, test = ArraySplit(x[::2], y[::2]), ArraySplit(x[1::2], y[1::2])
+    stream = split_by_class(Source("points", tuple("abcd"), train, test), tasks=2, order="natural")
+    noised: list[int] = []
+    built: list[int] = []
+
+    def noisy(points: Any, *, generator: torch.Generator) -> torch.Tensor:
+        noised.append(len(points))
+        points = torch.as_tensor(points).float() / 60
+        return points + 0.05 * torch.randn(points.shape, generator=generator)
+
+    def make_net(number: int) -> nets.Net:
+        built.append(number)
+        torch.manual_seed(number)
+        return nets.wrap(torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.ReLU()), 32, seed=number)
+
+    def scaled(points: Any) -> torch.Tensor:
+        return torch.as_tensor(points).float() / 60
+
+    metrics = run(
+        tiny(method, net="mlp", width=0, passes=20, em=20, lr=0.5, cutmix=0.0, momentum=0.0),
+        out / "r",
+        every=1000,
+        stream=stream,
+        make_net=make_net,
+        samples=Recipe(augment=(noisy,), prepare=(scaled,)),
+    )
+    assert sum(noised) >= 20 * 60 if method != "gdumb" else noised
+    assert set(built) == ({0, 1} if method == "gdumb" else {0})
+    assert metrics["final"]["ti"]["accuracy"] > 80
+    assert metrics["final"]["ci"]["accuracy"] > 50
+
+
+# -- learning ----------------------------------------------------------------------------------------------------------
+
+LEARNING: dict[str, dict[str, Any]] = {
+    "er": {"lr": 1.0},
+    "icarl": {"lr": 1.0},
+    "tiny-er": {"passes": 1, "old_batch": 10, "lr": 0.1, "options": {"masked": True}},
+    "bic": {"lr": 0.1},
+    "gdumb": {"lr": 0.1, "passes": 12, "cutmix": 0.0},
+    "der++": {"lr": 0.1, "old_batch": 10},
+    "rm": {"lr": 0.1, "options": {"copies": 4}},
+}
+FLOOR = {"er": 60, "icarl": 50, "tiny-er": 25, "bic": 60, "gdumb": 60, "der++": 70, "rm": 65}  # chance is 10
+
+
+@pytest.mark.parametrize("method", ALL)
+@pytest.mark.parametrize("swap", ["none", "sync"])
+def test_every_method_learns(method: str, swap: str, out: Path) -> None:
+    settings = {
+        "data": "digits",
+        "tasks": 5,
+        "passes": 5,
+        "em": 100,
+        "swap": swap,
+        "per_class": 60,
+        "test_per_class": 30,
+        **LEARNING[method],
+    }
+    metrics = run(Config(method=method, **settings), out / "r", every=1000)
+    assert metrics["final"]["ci"]["accuracy"] > FLOOR[method]
+    assert metrics["final"]["ti"]["accuracy"] > 80
+    last = metrics["composition"][-1]
+    assert last["labels"] == list(range(10))
+    assert sum(last["ram"]) == (90 if method == "bic" else 100)
+    if method not in ("tiny-er", "der++"):  # these keep a reservoir
+        assert max(last["ram"]) - min(last["ram"]) <= 1
+    if swap == "sync":
+        assert metrics["memory"]["swapped"] > 100
