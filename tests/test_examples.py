@@ -53,10 +53,12 @@ def test_the_readme_shows_the_examples() -> None:
 
 def test_the_readme_shows_what_the_demo_prints() -> None:
     from carm import demo
+    from carm.methods import TITLES
 
     text = (ROOT / "README.md").read_text()
-    for setting in demo.settings(30, 1257):
-        assert re.search(rf"^{re.escape(setting.name)} +\d\d\.\d ± ", text, re.M)
+    for method in demo.METHODS:
+        for setting in demo.SETTINGS:
+            assert re.search(rf"^{re.escape(TITLES[method])} +{setting} +\d+\.\d ± \d", text, re.M)
 
 
 def test_the_blocks_in_extending_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
