@@ -48,6 +48,7 @@ def register(commands: Commands) -> None:
     paper.add_argument("--results", metavar="DIR", type=Path, help="also write DIR/NAME.json; of render: read them")
     paper.add_argument("--methods", metavar="METHOD", nargs="+", default=[], help="only these methods")
     paper.add_argument("--only", metavar="WHAT", nargs="+", default=[], help="only these blocks (mnist) or methods")
+    paper.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     paper.add_argument("--docs", metavar="DIR", type=Path, default=Path("docs"), help="render: where to write")
     paper.set_defaults(run=_paper)
 
@@ -92,7 +93,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     if arguments.seeds is not None and arguments.seeds < 1:
         raise ValueError(f"--seeds {arguments.seeds}: must be at least 1")
     ordered = tuple(m for m in methods.names() if m in named)
-    return Plan(arguments.scale, tuple(blocks), ordered)
+    return Plan(arguments.scale, tuple(blocks), ordered, arguments.device)
 
 
 def _perform(names: Sequence[str], plan: Plan, arguments: argparse.Namespace) -> bool:

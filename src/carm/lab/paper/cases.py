@@ -67,11 +67,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for: the scale, and which blocks and methods of it. Empty: those of the experiment."""
+    """What was asked for: the scale, and which blocks and methods of it (empty: those of the experiment), and where
+    torch computes."""
 
     scale: str = "laptop"
     blocks: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
+    device: str = "cpu"
 
     def chosen(self, default: Sequence[str] | None = None) -> dict[str, dict[str, str]]:
         """The blocks with their data sets; of all methods, or of those asked for."""
@@ -84,7 +86,7 @@ class Plan:
         return self.methods or tuple(smoke if self.scale == "smoke" else others)
 
     def base(self, method: str, data: str) -> Config:
-        return preset(method, data, self.scale)
+        return preset(method, data, self.scale).replace(device=self.device)
 
 
 def metric(method: str, data: str) -> str:

@@ -21,7 +21,9 @@ def show_list(plan: Plan, console: Console, *, root: str = "", seeds: int | None
     from carm.lab.paper.estimate import Estimator
     from carm.lab.paper.speed import plan_of
 
-    found = {name: _found(name, root) for name in _data(plan, seeds)}
+    planned = {name: jobs_of(cases_of(one, plan, seeds)) for name, one in EXPERIMENTS.items()}
+    needed = sorted({job.config.data for jobs_ in planned.values() for job in jobs_})
+    found = {name: _found(name, root) for name in needed}
     estimator = Estimator(jobs=jobs)
     table = Table(title=f"The paper's experiments at scale {plan.scale}", title_justify="left")
     table.add_column("name", no_wrap=True)
@@ -37,7 +39,7 @@ def show_list(plan: Plan, console: Console, *, root: str = "", seeds: int | None
             names, runs, new = sorted({c.data for c in measured.configs}), measured.runs(seeds), measured.runs(seeds)
             seconds = measured.seconds(seeds)
         else:
-            wanted = {job.key: job for job in jobs_of(cases_of(experiment, plan, seeds))}
+            wanted = {job.key: job for job in planned[name]}
             fresh = [job for key, job in wanted.items() if key not in seen]
             seen |= wanted.keys()
             names, runs, new = sorted({job.config.data for job in wanted.values()}), len(wanted), len(fresh)
@@ -57,11 +59,6 @@ def show_list(plan: Plan, console: Console, *, root: str = "", seeds: int | None
             locate(missing[0], root or None)
         except FileNotFoundError as error:
             console.print(str(error), soft_wrap=True)
-
-
-def _data(plan: Plan, seeds: int | None) -> list[str]:
-    jobs = [job for one in EXPERIMENTS.values() for job in jobs_of(cases_of(one, plan, seeds))]
-    return sorted({job.config.data for job in jobs})
 
 
 def _found(name: str, root: str) -> bool:

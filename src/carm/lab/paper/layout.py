@@ -42,14 +42,17 @@ def _sheet(title: str, groups: Sequence[Group], name: str, *, digits: int = 2) -
     """Rows: settings and what varies. Columns: methods; below each row of ours that of the paper, if it has one."""
     methods = list(dict.fromkeys(g.method for g in groups))
     own = {m: next(g.metric for g in groups if g.method == m) for m in methods}
+    also = [m for m in methods if own[m] != "ci"] if name == "accuracy" else []
     heads = ["", *(TITLES[m] + (MEASURES[own[m]] if name in ("accuracy", "forgetting") else "") for m in methods)]
+    heads += [f"{TITLES[m]} (class-incremental)" for m in also]
     rows = []
     for label, members in _rows(groups).items():
-        rows.append([label, *_cells(methods, members, lambda g: show(g.ours(name), digits))])
+        row = [label, *_cells(methods, members, lambda g: show(g.ours(name), digits))]
+        rows.append(row + _cells(also, members, lambda g: show(g.ours("ci"), digits)))
         if any(g.theirs(name) is not None for g in members):
-            source = "published" if label.startswith("EM") else "paper"
+            source = "published" if "EM" in label else "paper"
             theirs = _cells(methods, members, lambda g: str(g.theirs(name) or _NOTHING))
-            rows.append([f"  {source}", *theirs])
+            rows.append([f"  {source}", *theirs, *([_NOTHING] * len(also))])
     return title, heads, rows
 
 

@@ -33,7 +33,7 @@ def records(directory: Path) -> list[tuple[Path, Record]]:
             raise ValueError(f"{path} is no result file: {error}") from error
         if isinstance(one, dict) and one.get("name") in NAMES and "shape" in one:
             found.append((path, one))
-    return sorted(found, key=lambda pair: (NAMES.index(pair[1]["name"]), pair[0].name))
+    return sorted(found, key=lambda pair: (NAMES.index(pair[1]["name"]), pair[0].stem))
 
 
 def render(results: Path, docs: Path) -> list[Path]:

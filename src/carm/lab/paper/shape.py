@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 
 from carm.lab.paper.groups import Group
-from carm.lab.paper.noise import Claim, Part, more, near
+from carm.lab.paper.noise import Claim, Part, Verdict, more, near
 from carm.lab.paper.numbers import ALL_HISTORY
 from carm.methods import TITLES
 
 NEAR = 3.3
 """Points: the largest distance between CarM-50 and CarM-100 in the paper's Table 1."""
+MEMORY = 10.0
+"""Percent: by which the peak memory of a process may grow, of which most is torch."""
 SAME = 1.0
 """Points: what counts as no difference when noise is smaller than that."""
 
@@ -73,6 +75,16 @@ def _settings(table: Table, block: str) -> Iterator[Claim]:
             f"{block}: iCaRL, which distils, gains less than the others on average",
             [more(f"others {fmean(others):+.1f}, iCaRL {gains['iCaRL']:+.1f}, so", others, [gains["iCaRL"]])],
         )
+
+
+def _device(table: Table, block: str) -> Iterator[Claim]:
+    yield from _settings(table, block)
+    parts: list[Part] = []
+    for name, a, b in table.pairs(block, "CarM-100", "Original"):
+        growth = 100 * (a.mean("peak_mb") / b.mean("peak_mb") - 1)
+        verdict: Verdict = "holds" if growth <= MEMORY else "does not hold"
+        parts.append(Part(name, verdict, f"{name} {growth:+.1f} %"))
+    yield from Claim.of(f"{block}: swapping takes at most {MEMORY:g} % more memory of the process", parts)
 
 
 def _policies(table: Table, block: str) -> Iterator[Claim]:
@@ -225,7 +237,7 @@ _JUDGES: dict[str, Callable[[Table, str], Iterator[Claim]]] = {
     "tasks-50": _settings,
     "incremental": _over_tasks,
     "rm-da": _settings,
-    "device": _settings,
+    "device": _device,
     "reference": _reference,
     "ceiling": _ceiling,
     "workers": _workers,
