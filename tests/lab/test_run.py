@@ -450,7 +450,7 @@ def test_a_net_stream_and_transform_of_ones_own(method: str, out: Path) -> None:
     )
     assert sum(noised) >= 20 * 60 if method != "gdumb" else noised
     assert set(built) == ({0, 1} if method == "gdumb" else {0})
-    assert metrics["final"]["ti"]["accuracy"] > 80
+    assert metrics["final"]["ti"]["accuracy"] > 85
     assert metrics["final"]["ci"]["accuracy"] > 50
 
 
@@ -465,7 +465,7 @@ LEARNING: dict[str, dict[str, Any]] = {
     "der++": {"lr": 0.1, "old_batch": 10},
     "rm": {"lr": 0.1, "options": {"copies": 4}},
 }
-FLOOR = {"er": 60, "icarl": 50, "tiny-er": 25, "bic": 60, "gdumb": 60, "der++": 70, "rm": 65}  # chance is 10
+FLOOR = {"er": 75, "icarl": 70, "tiny-er": 30, "bic": 75, "gdumb": 75, "der++": 80, "rm": 75}  # chance is 10
 
 
 @pytest.mark.parametrize("method", ALL)
@@ -477,13 +477,13 @@ def test_every_method_learns(method: str, swap: str, out: Path) -> None:
         "passes": 5,
         "em": 100,
         "swap": swap,
-        "per_class": 60,
-        "test_per_class": 30,
+        "per_class": 45,
+        "test_per_class": 20,
         **LEARNING[method],
     }
     metrics = run(Config(method=method, **settings), out / "r", every=1000)
     assert metrics["final"]["ci"]["accuracy"] > FLOOR[method]
-    assert metrics["final"]["ti"]["accuracy"] > 80
+    assert metrics["final"]["ti"]["accuracy"] > 85
     last = metrics["composition"][-1]
     assert last["labels"] == list(range(10))
     assert sum(last["ram"]) == (90 if method == "bic" else 100)
