@@ -142,6 +142,8 @@ def tasks_50(plan: Plan) -> Iterator[Case]:
     block = "digits" if plan.scale == "smoke" else "cifar"
     for method in plan.some(_FEW, ABLATION):
         base = plan.base(method, data).replace(tasks=tasks)
+        if plan.scale == "laptop" and base.passes > 10:  # five times as many tasks, each with the memory in every pass
+            base = base.replace(passes=10)
         for name in SETTINGS:
             yield Case(block, name, base.replace(**SWAPS[name]), at=f"{tasks} tasks")
 
