@@ -58,7 +58,29 @@ def render(results: Path, docs: Path) -> list[Path]:
         parts.append("\n".join(_section(path, one, pictures)))
     page = docs / "results.md"
     page.write_text("\n".join(parts))
-    return [page, *written]
+    written.insert(0, page)
+    readme = docs.parent / "README.md"
+    if readme.exists():
+        before = readme.read_text()
+        after = in_readme(before, found)
+        if after != before:
+            readme.write_text(after)
+            written.append(readme)
+    return written
+
+
+def in_readme(text: str, found: list[tuple[Path, Record]]) -> str:
+    """The README with the table and the picture of Table 1 on MNIST between its marks, if there are such."""
+    begin, end = "<!-- table1 -->\n", "<!-- end of table1 -->"
+    if begin not in text or end not in text:
+        return text
+    for path, one in found:
+        if path.stem == "table1-mnist":
+            head, _, rest = text.partition(begin)
+            accuracy = markdown(sheets(one)[0]).partition("\n\n")[2]
+            picture = f"![Table 1 on Split MNIST](docs/img/{path.stem}.svg)\n"
+            return f"{head}{begin}\n{accuracy}\n{picture}\n{end}{rest.partition(end)[2]}"
+    return text
 
 
 def _contents(found: list[tuple[Path, Record]]) -> str:
@@ -88,7 +110,8 @@ def _section(path: Path, one: Record, pictures: list[str]) -> Iterator[str]:
         yield " ".join(pictures) + "\n"
     yield (
         f"`{one['command']}`: scale {one['scale']}, {one['seeds']} seeds, {one['date'][:10]}, {machine['cpu']}, "
-        f"{machine['cores']} cores, Linux {machine['kernel']}, torch {machine['torch']}, Python {machine['python']}.\n"
+        f"{machine['cores']} cores, Linux {machine['kernel']}, torch {machine['torch']}, Python {machine['python']}, "
+        f"load average {machine['load_average'][0]:.1f}.\n"
     )
 
 

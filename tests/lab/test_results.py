@@ -1,0 +1,45 @@
+"""The documents say what the committed results say."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from carm.lab.paper.render import records, render
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    shutil.copy(ROOT / "README.md", folder / "README.md")
+    render(ROOT / "results", folder / "docs")
+    return folder
+
+
+def test_the_page_is_made_from_the_results(made: Path) -> None:
+    assert (made / "docs" / "results.md").read_text() == (ROOT / "docs" / "results.md").read_text()
+
+
+def test_the_readme_shows_table_1(made: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    assert (made / "README.md").read_text() == text
+    assert "| CarM-100 |" in text
+
+
+def test_every_figure_is_there_and_none_is_left_over(made: Path) -> None:
+    fresh = {path.name: path.read_text() for path in (made / "docs" / "img").glob("*.svg")}
+    kept = {path.name: path.read_text() for path in (ROOT / "docs" / "img").glob("*.svg")}
+    assert fresh == kept
+
+
+def test_every_result_says_how_it_was_made() -> None:
+    found = records(ROOT / "results")
+    assert found
+    for path, one in found:
+        assert one["command"].startswith("carm paper "), path
+        assert one["machine"]["cpu"] and one["date"] and one["seeds"] >= 1, path
+        assert not one.get("failures"), path
