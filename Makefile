@@ -1,6 +1,6 @@
 # make demo     set up, then run the demonstration
 # make test     set up, lint, and pass the tests
-# make bench    set up, then measure the memory (writes results/memory.json)
+# make bench    set up, then measure memory and nets (writes results/*.json and docs/performance.md)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -30,6 +30,8 @@ test: lint
 
 bench: $(STAMP)
 	$(BIN)/carm bench memory --json results/memory.json
+	$(BIN)/carm bench nets --json results/nets.json
+	$(BIN)/python -m carm.bench.document
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Results as a Markdown table: what README shows is made from the committed JSON, never typed.
+"""Results as Markdown tables: what the documentation shows is made from the committed JSON, never typed.
 
 python -m carm.bench.markdown results/memory.json
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+_HEAD = "| what | how | ours | against | ratio (quartiles) | target | reached |\n|---|---|---|---|---|---|---|"
 
 
 def _number(value: float, unit: str) -> str:
@@ -32,16 +35,26 @@ def _row(row: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def rows_table(rows: Iterable[dict[str, Any]]) -> str:
+    """These rows as a table."""
+    return "\n".join([_HEAD, *map(_row, rows)]) + "\n"
+
+
+def circumstances(machine: dict[str, Any]) -> str:
+    """The command, the machine, and how busy it was."""
+    load = machine.get("load_average")
+    busy = f", load average {load[0]:.1f} at the start" if isinstance(load, list) and load else ""
+    return (
+        f"`{machine['command']}` on {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, "
+        f"{machine['file_system']}, torch {machine['torch']}, numpy {machine['numpy']}, Python {machine['python']}, "
+        f"{machine['date'][:10]}{busy}.\n"
+    )
+
+
 def markdown(document: dict[str, Any]) -> str:
     """The rows that have a target, and the circumstances."""
-    machine = document["machine"]
-    head = "| what | how | ours | against | ratio (quartiles) | target | reached |\n|---|---|---|---|---|---|---|"
-    rows = "\n".join(_row(row) for row in document["rows"] if row["target"])
-    where = (
-        f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, {machine['file_system']}, "
-        f"torch {machine['torch']}, numpy {machine['numpy']}, Python {machine['python']}, {machine['date'][:10]}"
-    )
-    return f"{head}\n{rows}\n\n`{machine['command']}` on {where}.\n"
+    judged = [row for row in document["rows"] if row["target"]]
+    return f"{rows_table(judged)}\n{circumstances(document['machine'])}"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ def register(commands: Commands) -> None:
         "Measure the library on this machine.",
         """
         carm bench memory
+        carm bench nets
         """,
         summary="measure the library on this machine",
     )
@@ -41,10 +42,36 @@ def register(commands: Commands) -> None:
     memory.add_argument("--directory", metavar="DIR", type=Path, help="where to measure (default: here)")
     memory.add_argument("--quick", action="store_true", help="fewer repetitions")
     memory.add_argument("--only", metavar="NAME", nargs="+", help="only these measurements")
-    memory.set_defaults(run=_bench)
+    memory.set_defaults(run=_memory)
+    nets = command(
+        bench_commands.add_parser,
+        "nets",
+        """
+        Measure training on this machine: what share of a step is spent in the net, and what the memory layout,
+        compiling, decoding and augmentation bring or cost. It uses CIFAR-100, MNIST and photographs from the data
+        folder; made-up images take the place of what is not there.
+        """,
+        """
+        carm bench nets
+        carm bench nets --quick                 fewer repetitions
+        carm bench nets --only profile decode   a part of it
+        carm bench nets --data ~/data --json nets.json
+        """,
+        summary="measure training",
+    )
+    nets.add_argument("--json", metavar="FILE", type=Path, help="also write the results to FILE")
+    nets.add_argument("--data", metavar="DIR", type=Path, help="data folder (default: the one that CARM_DATA names)")
+    nets.add_argument("--quick", action="store_true", help="fewer repetitions")
+    nets.add_argument("--only", metavar="NAME", nargs="+", help="only these measurements")
+    nets.set_defaults(run=_nets)
 
 
-def _bench(arguments: argparse.Namespace) -> int:
+def _memory(arguments: argparse.Namespace) -> int:
     bench = importlib.import_module("carm.bench.memory")
     where = {} if arguments.directory is None else {"directory": arguments.directory}
     return int(bench.main(json_path=arguments.json, quick=arguments.quick, only=arguments.only, **where))
+
+
+def _nets(arguments: argparse.Namespace) -> int:
+    bench = importlib.import_module("carm.bench.nets")
+    return int(bench.main(json_path=arguments.json, quick=arguments.quick, only=arguments.only, data=arguments.data))

@@ -1,0 +1,148 @@
+"""docs/performance.md, made from what `make bench` has measured.
+
+    python -m carm.bench.document                       from results/ to docs/performance.md
+    python -m carm.bench.document results page.md
+
+The words are here; every number comes from results/memory.json and results/nets.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from carm.bench.markdown import circumstances, rows_table
+
+_SWAPPING = """
+    The copy itself keeps the interpreter lock; the rest is waiting for a worker thread that has it. With
+    `swap="process"` a draw loses less, to caches and cores that are shared.
+    """
+REASONS: dict[str, str] = {
+    "swap-warm": """
+        A swap costs about 3.5 microseconds beside the copy out of the page cache: choosing the replacement in Python
+        (0.7), the checksum (0.6), the copy into the row (0.6), the order and its report (1). A bare gather takes 0.4.
+        """,
+    "swap-cold-3k": """
+        Reading is bound by the processor (the kernel takes 4 to 5 microseconds a record), so on two cores the work that
+        a swap is beside its read is in its way.
+        """,
+    "draw-64-swapping": _SWAPPING,
+    "draw-256-swapping": _SWAPPING,
+    "draw-256": "A draw also copies labels and ids, and makes tensors: about 15 microseconds a call.",
+    "profile": "The rows below it show which part takes the rest.",
+}
+"""Why a benchmark misses its target, by name; shown only when it does."""
+_UNKNOWN = "The reason is not known yet."
+
+_OPENING = """
+# Performance
+
+Made by `make bench`, which measures everything on the machine it runs on and writes `results/memory.json`,
+`results/nets.json` and this page:
+
+```sh
+carm bench memory --json results/memory.json
+carm bench nets --json results/nets.json
+python -m carm.bench.document
+```
+
+`--quick` gives a rough picture in a minute or two, `--only NAME` a part.
+
+## How to read it
+
+Every row compares two sides that took turns in one run on one machine: clocks, neighbours and disks drift, so only what
+was measured side by side can be compared. *ours* and the number in *against* are medians; the *ratio* is the median of
+the ratios of each repetition, with its quartiles. With a target of `>=` it is a ratio of speeds, and more is better:
+0.75 is three quarters of the other side's speed. With `<=` it is one of costs, and less is better: 1.03 is three per
+cent more. A row without another side has a bound, or is just told.
+"""
+
+_MEMORY = """
+## The memory
+
+The baselines are what the hardware or the plainest code does with the same bytes, so that a ratio of 1 could not be
+beaten:
+
+- **swap-cold**: samples from the device into RAM, replacements chosen and checksums compared, against Linux AIO that
+  reads the same records and does nothing with them; and against a file for each sample with shared lists of a
+  `multiprocessing.Manager`.
+- **swap-warm**: the same out of the page cache, against a loop of memory copies.
+- **draw**: a batch of random samples with labels and ids, as tensors, against one `numpy.take` of rows that are known
+  already; while swapping, against the same loop without swaps.
+- **add**, **open-1m**: what a sample costs when a million are stored, against ten thousand, or against a bound.
+- **append**: a batch that is on the device when the call returns, against `pwritev` and `fdatasync` of the same bytes.
+- **train**: a training loop that swaps every old sample it used, against the same loop without storage.
+"""
+
+_NETS = """
+## Training
+
+- **profile**: a part of a training step of ER, in the middle of a run that swaps all it can, as a share of the step.
+- **channels-last**: a step with the channels of a pixel side by side in memory, as `carm run` has it, against the usual
+  layout.
+- **compile**: a step with the backbone through `torch.compile`, against the same without; what compiling takes, and
+  after how many steps it has paid.
+- **decode**: JPEG photographs on all cores, against one thread; and what decoding ahead of training would bring.
+- **augment**: CIFAR's random crop, flip and normalisation, as a share of the training step that follows.
+
+Clocks around the parts of a step cannot tell what swaps in the background
+take from the net's own cores: compare *the net alone*, the same net on one batch with nothing around it.
+"""
+
+
+def _paragraph(text: str, **options: Any) -> str:
+    return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False, **options)
+
+
+def _missed(rows: Sequence[dict[str, Any]]) -> str:
+    """Why targets are not reached; nothing if all are."""
+    names = dict.fromkeys(row["name"] for row in rows if row["reached"] is False)
+    reasons = [_paragraph(f"- **{n}**. {REASONS.get(n, _UNKNOWN)}", subsequent_indent="  ") for n in names]
+    return "\n".join(["Not reached, and why:", "", *reasons]) if reasons else ""
+
+
+def _notes(rows: Sequence[dict[str, Any]]) -> str:
+    told = dict.fromkeys((row["name"], row["note"]) for row in rows if row["note"])
+    return "\n".join(_paragraph(f"- {name}: {note}.", subsequent_indent="  ") for name, note in told)
+
+
+def _section(words: str, document: dict[str, Any], *, fold: bool) -> list[str]:
+    """One file's rows. `fold`: those without a target out of sight."""
+    rows = document["rows"]
+    shown = [row for row in rows if row["target"] or not fold]
+    hidden = [row for row in rows if not row["target"] and fold]
+    parts = [words, rows_table(shown), circumstances(document["machine"]), _notes(rows), _missed(rows)]
+    if hidden:
+        parts.append(f"<details><summary>Rows without a target</summary>\n\n{rows_table(hidden)}\n</details>")
+    return parts
+
+
+def page(memory: dict[str, Any] | None, nets: dict[str, Any] | None) -> str:
+    """The whole page; a part that has not been measured is left out."""
+    parts = [_OPENING]
+    if memory is not None:
+        parts += _section(_MEMORY, memory, fold=True)
+    if nets is not None:
+        parts += _section(_NETS, nets, fold=False)
+    return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
+
+
+def from_results(results: Path) -> str:
+    """The page of the files in this folder."""
+    files = (results / "memory.json", results / "nets.json")
+    found = [json.loads(file.read_text()) if file.exists() else None for file in files]
+    return page(*found)
+
+
+def main(arguments: Sequence[str]) -> None:
+    results, out = (*arguments, *("results", "docs/performance.md")[len(arguments) :])
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    Path(out).write_text(from_results(Path(results)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
