@@ -338,6 +338,7 @@ def photo_folder(where: Path) -> None:
                 image = Image.fromarray(pixels)
                 (image.convert("L") if number == 2 else image).save(folder / f"{number}.jpg", quality=90)
     (where / "train" / "kind0" / "0.jpg").write_bytes(b"this is no picture")
+    (where / "train" / "kind1" / "5.jpg").write_bytes(b"nor is this")
     cut = where / "train" / "kind2" / "4.jpg"
     cut.write_bytes(cut.read_bytes()[:-150])
     (where / "test" / "kind1" / "1.jpg").write_bytes(b"")
@@ -359,7 +360,7 @@ PHOTOS: dict[str, Any] = {
     "options": {},
     "cutmix": 0.0,
 }
-BROKEN = {"train/kind0/0.jpg", "train/kind2/4.jpg", "test/kind1/1.jpg"}
+BROKEN = {"train/kind0/0.jpg", "train/kind1/5.jpg", "train/kind2/4.jpg", "test/kind1/1.jpg"}
 
 
 def skipped(metrics: dict[str, Any]) -> set[str]:
@@ -375,7 +376,7 @@ def test_photographs_of_all_sizes_and_broken_ones(size: int, out: Path, caplog: 
         metrics = run(config, out / "r", **own)
     assert skipped(metrics) == BROKEN
     assert all(name in caplog.text for name in BROKEN)
-    assert [sum(one["storage"]) for one in metrics["composition"]] == [13, 26]
+    assert [sum(one["storage"]) for one in metrics["composition"]] == [12, 25]
     assert metrics["matrix"]["ci"][-1] != []
 
 
@@ -405,7 +406,7 @@ def test_every_method_takes_photographs(method: str, out: Path) -> None:
     photo_folder(out / "photos")
     changes = {**PHOTOS, "size": 12, "root": str(out / "photos"), "em": 20}
     metrics = run(tiny(method, **changes), out / "r", every=1000)
-    assert len(metrics["matrix"]["ci"]) == 2 and metrics["memory"]["stored"] >= 24
+    assert len(metrics["matrix"]["ci"]) == 2 and metrics["memory"]["stored"] >= 23
 
 
 @pytest.mark.parametrize("method", ["er", "der++", "bic"])

@@ -282,6 +282,25 @@ def test_batch_norm_bears_a_last_batch_of_one_sample(name: str) -> None:
         assert method.net.training
 
 
+@pytest.mark.parametrize("name", ["icarl", "bic"])
+def test_a_resumed_teacher_lies_in_memory_like_the_first(name: str) -> None:
+    """Convolutions sum in another order where it does not, and the last bits differ."""
+    stream = make_stream()
+    found = []
+    for resumed in (False, True):
+        with started(make(name), em=20) as method:
+            method.views.channels_last = True
+            method._make = lambda number: nets.wrap(torch.nn.Conv2d(1, 4, 3), 16, seed=number)
+            method.new_net(0)
+            whole(method, Stream(stream.source, stream.tasks[:1]))
+            method.begin(stream[1])
+            if resumed:
+                method.load_state_dict(method.state_dict(), stream[1])
+            found.append([p.stride() for p in method.teacher.parameters()])  # type: ignore[attr-defined]
+            assert found[-1][0] == (9, 1, 3, 1)
+    assert found[0] == found[1]
+
+
 def test_levels_are_checked() -> None:
     for name in ALL:
         cls = methods.find(name)
