@@ -168,12 +168,3 @@ class Config:
 def field_types() -> dict[str, Any]:
     """The type of every field."""
     return typing.get_type_hints(Config)
-
-
-def _choices(one: Any) -> tuple[Any, ...]:
-    """The values of a Literal type, also inside a union."""
-    if typing.get_origin(one) is Literal:
-        return typing.get_args(one)
-    return tuple(
-        c for part in typing.get_args(one) if typing.get_origin(part) is Literal for c in typing.get_args(part)
-    )
