@@ -230,7 +230,12 @@ def workers(plan: Plan) -> Iterator[Case]:
 _ALL = (
     Experiment("table1", "accuracy and forgetting of seven methods, without and with swapping", table1),
     Experiment("policies", "which samples leave RAM: random, entropy, dynamic (CarM-50)", policies),
-    Experiment("speed", "what swapping costs in training time: async and sync against none", lambda plan: ()),
+    Experiment(
+        "speed",
+        "what swapping costs in training time: async and sync against none",
+        lambda plan: (),
+        note="Only an otherwise idle machine gives figures that mean something; the load average stands below.",
+    ),
     Experiment("distill", "weight of distillation with CarM-50", distill, figure="weight of distillation, alpha"),
     Experiment("icarl-features", "iCaRL's distillation, herding and nearest mean, with CarM", icarl_features),
     Experiment("em-size", "three sizes of the episodic memory", em_size, figure="episodic memory, samples"),
