@@ -67,9 +67,9 @@ class Estimator:
         return _START + count * self.step(config, batch) * teacher
 
     def step(self, config: Config, batch: int) -> float:
-        """One step forward and back. Large inputs are timed with few samples, and scaled up."""
+        """One step forward and back. Large nets are timed with few samples, and scaled up."""
         classes, _, shape = SHAPES[config.data]
-        few = min(batch, 4) if shape[-1] > 64 or config.net == "densenet100" else batch
+        few = batch if config.net.startswith(("mlp", "cnn")) else min(batch, 4)
         key = (config.net, config.width, shape, few)
         if key not in self._seconds:
             self._seconds[key] = self._time(config, shape, few, classes)
