@@ -89,8 +89,9 @@ _NETS = """
 - **decode**: JPEG photographs on all cores, against one thread; and what decoding ahead of training would bring.
 - **augment**: CIFAR's random crop, flip and normalisation, as a share of the training step that follows.
 
-Clocks around the parts of a step cannot tell what swaps in the background
-take from the net's own cores: compare *the net alone*, the same net on one batch with nothing around it.
+In profile and augment the ratio is a share. Clocks around the parts of a step cannot tell what swaps in the background
+take from the net's own cores: compare *the net alone*, the same net on one batch with nothing around it. Its share can
+exceed that of the whole step's own clocks, or fall below it, by what the machine does meanwhile.
 """
 
 

@@ -24,7 +24,6 @@ class NetSizes:
         ("densenet100", 8),
     )
     compiled: tuple[tuple[str, int], ...] = (("mlp", 32), ("cnn", 64), ("resnet32", 128))
-    backend: str = "inductor"
     # decode
     photographs: int = 256
     training_steps: int = 12

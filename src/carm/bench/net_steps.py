@@ -110,9 +110,9 @@ def compiled(setting: Setting) -> list[Row]:
     for name, batch in sizes.compiled:
         flat = name.startswith("mlp")
         torch.set_num_threads(1 if flat else torch.get_num_threads())  # as `carm run` has it
-        torch._dynamo.reset()
+        torch.compiler.reset()
         with_it, without = (Step(name, batch, channels_last=not flat) for _ in range(2))
-        with_it.net.backbone.compile(backend=sizes.backend)
+        with_it.net.backbone.compile()
         taken = {"the step": with_it()}
         whole = with_it.x, with_it.y
         with_it.x, with_it.y = whole[0][: batch // 2 + 1], whole[1][: batch // 2 + 1]
