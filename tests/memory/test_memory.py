@@ -19,7 +19,7 @@ from carm.memory.errors import CarmError
 from carm.memory.gate import Dynamic, Entropy, Random
 from carm.memory.memory import Memory
 from carm.memory.record import Field, Schema
-from carm.memory.select import GreedyBalanced, Reservoir, Ring
+from carm.memory.select import GreedyBalanced, Reservoir, Ring, UncertaintySpread
 
 CLASSES = 4
 
@@ -705,3 +705,25 @@ def test_repr_and_asking() -> None:
         with pytest.raises(IndexError, match="from 0 to 9"):
             memory.take(np.array([-1]))
         assert len(memory.take(np.zeros(0, np.int64))) == 0
+
+
+def test_ram_signals_follow_the_slots_when_large_records_come() -> None:
+    """After the tier was squeezed, the next `add` numbers the slots anew; signals by the old numbers go along."""
+    seen: list[tuple[list[float], int]] = []
+
+    class Spy(UncertaintySpread):
+        def place(self, y: Any, slots: Any, rng: Any, signals: Any, ram_signals: Any) -> Any:
+            held = [slot for label in slots.sets.labels for slot in slots.sets.members(label).tolist()]
+            seen.append(([float(ram_signals["uncertainty"][slot]) for slot in held], slots.capacity))
+            return super().place(y, slots, rng, signals, ram_signals)
+
+    with Memory(ram="64KiB", select=Spy(), seed=0) as memory:
+        rng = np.random.default_rng(0)
+        for size in (50, 3000, 3000, 3000):
+            known = np.full(memory.capacity, -1.0)
+            known[memory.slots] = 1.0  # what is known of the samples in RAM; nothing of empty slots
+            uncertainty = {"uncertainty": rng.random(40)}
+            x = [rng.bytes(size) for _ in range(40)]
+            memory.add(x, np.arange(40) % 4, signals=uncertainty, ram_signals={"uncertainty": known})
+    assert len({capacity for _, capacity in seen}) > 1  # it was squeezed
+    assert all(value == 1.0 for values, _ in seen for value in values)

@@ -522,9 +522,12 @@ class Memory:
     def _take_in(self, records: Records, hints: tuple[Arrays, Arrays], store: bool) -> Ints:
         ram, keeper, n = self._ram, self._keeper, len(records)
         assert ram is not None and keeper is not None
+        signals, ram_signals = hints
         if keeper.tight:
-            self._settle()
-        slots = np.asarray(self.select.place(records.labels, ram, self._rng["select"], *hints), np.int64)
+            before, came_from = ram.capacity, self._settle()
+            came_from = came_from[: ram.capacity]
+            ram_signals = {k: v[came_from] if len(v) == before else v for k, v in ram_signals.items()}
+        slots = np.asarray(self.select.place(records.labels, ram, self._rng["select"], signals, ram_signals), np.int64)
         self._check_places(slots, n)
         self._see(set(records.labels.tolist()))
         ids = self._take_ids(n)
@@ -564,14 +567,18 @@ class Memory:
                 f"different slot below {self._ram.table}, or -1"
             )
 
-    def _settle(self) -> None:
-        """Large records have filled the RAM tier before its slots: count only as many slots as there was room for."""
+    def _settle(self) -> Ints:
+        """Large records have filled the RAM tier before its slots: count only as many slots as there was room for.
+
+        Returns for each slot the slot whose sample it has now.
+        """
         assert self._ram is not None and self._keeper is not None
         came_from = self._ram.settle()
         self.select.resized(came_from, self._ram.table)
         if self._intake is not None:
             self._intake.moved(np.argsort(came_from))
         self._keeper.tight = False
+        return came_from
 
     def _hold_back(self) -> None:
         """Wait while more than the write buffer allows is on its way to storage: nothing is lost, RAM is bounded."""
