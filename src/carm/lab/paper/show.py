@@ -25,7 +25,7 @@ def show(one: Record, console: Console) -> None:
             table.add_column(head, justify="left" if i == 0 else "right")
         for row in rows:
             table.add_row(*row)
-        console.print(table)
+        console.print(table, width=None if console.is_terminal else 200)
     if one["scale"] != "full":
         console.print(
             f"The paper's numbers are of other data and nets than scale {one['scale']}: compare the shape.",
