@@ -70,10 +70,11 @@ class Estimator:
         """One step forward and back. Large nets are timed with few samples, and scaled up."""
         classes, _, shape = SHAPES[config.data]
         few = batch if config.net.startswith(("mlp", "cnn")) else min(batch, 4)
-        key = (config.net, config.width, shape, few)
+        side = min(shape[-1], 64)  # of photographs a part: the work grows with the area
+        key = (config.net, config.width, shape[0], side, few)
         if key not in self._seconds:
-            self._seconds[key] = self._time(config, shape, few, classes)
-        alone = self._seconds[key] * batch / few
+            self._seconds[key] = self._time(config, (shape[0], side, side), few, classes)
+        alone = self._seconds[key] * batch / few * (shape[-1] / side) ** 2
         return alone / (self.threads**0.7 if alone > 0.01 else 1.0) + _BESIDES
 
     def _time(self, config: Config, shape: tuple[int, ...], batch: int, classes: int) -> float:
