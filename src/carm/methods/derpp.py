@@ -9,6 +9,7 @@ stored are the outputs of the last time that the sample was trained on as a new 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,15 +22,15 @@ from carm.methods.base import Method, stored_fields
 
 
 class DERpp(Method):
-    """alpha: weight of the stored outputs. beta: weight of the labels of old samples."""
+    """alpha: weight of the stored outputs; "auto": the share of old classes. beta: weight of old samples' labels."""
 
     name = "der++"
     head = "fixed"
 
-    def __init__(self, *, alpha: float = 0.2, beta: float = 0.5) -> None:
+    def __init__(self, *, alpha: float | Literal["auto"] = 0.2, beta: float = 0.5) -> None:
         for name, value in (("alpha", alpha), ("beta", beta)):
-            if not value >= 0:
-                raise ValueError(f"{name}={value}: must be 0 or more")
+            if not isinstance(value, str) and not value >= 0:
+                raise ValueError(f"{name}={value!r}: must be 0 or more" + (', or "auto"' if name == "alpha" else ""))
         self.alpha, self.beta = alpha, beta
 
     def prepare_task(self) -> None:
@@ -78,7 +79,8 @@ class DERpp(Method):
         return loss.detach()
 
     def as_said(self, old: Batch, logits: Tensor) -> Tensor:
-        return self.alpha * F.mse_loss(logits, old["logits"].to(self.device))
+        alpha = self.old_share if isinstance(self.alpha, str) else self.alpha
+        return alpha * F.mse_loss(logits, old["logits"].to(self.device))
 
     def as_labelled(self, old: Batch, logits: Tensor) -> Tensor:
         return self.beta * F.cross_entropy(logits, old.y.to(self.device))
