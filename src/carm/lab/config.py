@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import typing
@@ -165,6 +166,7 @@ class Config:
         return [f"{k}: {mine[k]!r} here, {theirs[k]!r} there" for k in apart]
 
 
+@functools.cache
 def field_types() -> dict[str, Any]:
     """The type of every field."""
     return typing.get_type_hints(Config)
