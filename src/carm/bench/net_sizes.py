@@ -20,13 +20,13 @@ class NetSizes:
         ("cnn", 128),
         ("resnet32", 32),
         ("resnet18-reduced", 16),
-        ("resnet18", 8),
+        ("resnet18", 16),
         ("densenet100", 8),
     )
     compiled: tuple[tuple[str, int], ...] = (("mlp", 32), ("cnn", 64), ("resnet32", 128))
     # decode
     photographs: int = 256
-    training_steps: int = 12
+    training_steps: int = 6
     # augment
     batch: int = 128
     against: tuple[str, ...] = ("resnet32", "cnn")
@@ -41,7 +41,7 @@ QUICK = NetSizes(
     layouts=(("cnn", 32), ("resnet32", 8), ("resnet18-reduced", 4), ("resnet18", 2), ("densenet100", 2)),
     compiled=(("mlp", 32), ("cnn", 32)),
     photographs=64,
-    training_steps=4,
+    training_steps=3,
     batch=32,
 )
 

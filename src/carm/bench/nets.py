@@ -1,6 +1,6 @@
 """All measurements of nets and of what surrounds them in a training step, in one run: `carm bench nets`.
 
-    net_profile     what share of a run is spent in the net
+    net_profile     what share of a run is spent in the net (the run itself: net_loop)
     net_steps       the memory layout, compiling, augmentation
     net_decode      photographs
 

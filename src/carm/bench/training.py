@@ -12,11 +12,8 @@ All of it runs in a fresh process, whose number of threads and OpenMP settings a
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from carm.bench.command import in_fresh_process
 from carm.bench.report import Row, Target, amount, compare
 from carm.bench.sizes import Sizes
 from carm.bench.timing import cpu_seconds
@@ -189,17 +187,9 @@ def _in_fresh_process(
     rounds: int | None = None,
 ) -> dict[str, Timings]:
     """`run`, in a process of its own. `passive`: OpenMP threads that have nothing to do sleep instead of spinning."""
-    before = os.environ.get("OMP_WAIT_POLICY")
-    if passive:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when the process starts
-    try:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(run, directory, loops, sizes, threads, online, rounds or sizes.rounds).result()
-    finally:
-        if passive:
-            os.environ.pop("OMP_WAIT_POLICY")
-            if before is not None:
-                os.environ["OMP_WAIT_POLICY"] = before
+    environment = {"OMP_WAIT_POLICY": "PASSIVE"} if passive else {}
+    arguments = (directory, loops, sizes, threads, online, rounds or sizes.rounds)
+    return in_fresh_process(run, *arguments, environment=environment)
 
 
 def _rows(

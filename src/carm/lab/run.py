@@ -163,9 +163,8 @@ class Run:
     def _carry_out(self, resume: bool) -> dict[str, Any]:
         config, source = self.config, self.stream.source
         decoder = source.train.decoder if isinstance(source.train, EncodedSplit) else Decoder()
-        views = Views(
-            self.samples, decoder=decoder, device=config.device, seed=config.seed, channels_last=not self.flat
-        )
+        layout = nets.channels_last(config.net)
+        views = Views(self.samples, decoder=decoder, device=config.device, seed=config.seed, channels_last=layout)
         state = self._checkpoint() if resume else None
         if state is None:
             shutil.rmtree(self.store, ignore_errors=True)  # of a run that was killed before its first checkpoint
