@@ -127,8 +127,8 @@ _ONLINE_CIFAR: Settings = {"tasks": 20, "em": 100, "per_class": 250}  # one pass
 _SMALL: dict[str, Settings] = {
     "mnist": {"net": "mlp", "tasks": 5, "em": 100, "per_class": 300},
     "fashion-mnist": {"net": "mlp", "tasks": 5, "em": 100, "per_class": 300},
-    "cifar-10": {"net": "cnn", "tasks": 5, "em": 200, "per_class": 500, "test_per_class": 200},
-    "cifar-100": {"net": "cnn", "tasks": 10, "em": 200, "per_class": 50, "test_per_class": 30},
+    "cifar-10": {"net": "cnn", "width": 8, "tasks": 5, "em": 200, "per_class": 500, "test_per_class": 200},
+    "cifar-100": {"net": "cnn", "width": 8, "tasks": 10, "em": 200, "per_class": 50, "test_per_class": 30},
     "digits": {"net": "mlp", "tasks": 5, "em": 50, "per_class": 0},
 }
 _SMOKE: Settings = {"data": "digits", "net": "mlp", "tasks": 5, "em": 40, "per_class": 60, "test_per_class": 20}
