@@ -23,7 +23,7 @@ class NetSizes:
         ("resnet18", 16),
         ("densenet100", 8),
     )
-    compiled: tuple[tuple[str, int], ...] = (("mlp", 32), ("cnn", 64), ("resnet32", 128))
+    compiled: tuple[tuple[str, int], ...] = (("mlp", 32), ("cnn", 64), ("resnet32", 64))
     # decode
     photographs: int = 256
     training_steps: int = 6
