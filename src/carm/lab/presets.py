@@ -114,11 +114,11 @@ _LAPTOP_MNIST: dict[str, Settings] = {
     "rm": {**_COSINE, "batch": 16, "lr": 0.05, "passes": 40, "options": {"copies": 5}},
 }
 _LAPTOP_CIFAR: dict[str, Settings] = {
-    "er": {**_STEPS, "batch": 64, "lr": 1.0, "passes": 20},
-    "icarl": {**_STEPS, "batch": 64, "lr": 1.0, "passes": 20},
+    "er": {**_STEPS, "batch": 64, "lr": 1.0, "passes": 30},
+    "icarl": {**_STEPS, "batch": 64, "lr": 1.0, "passes": 30},
     "tiny-er": {"batch": 10, "old_batch": 10, "lr": 0.05, "passes": 1, "order": "shuffled"},
     # A tenth of so small a memory would be less than one validation sample a class.
-    "bic": {**_STEPS, "batch": 64, "lr": 0.1, "passes": 20, "em": 300, "options": {"validation": 0.34}},
+    "bic": {**_STEPS, "batch": 64, "lr": 0.1, "passes": 30, "em": 300, "options": {"validation": 0.34}},
     "gdumb": {**_COSINE, "batch": 16, "lr": 0.05, "passes": 30, "cutmix": 0.5},
     "der++": {"batch": 32, "old_batch": 32, "lr": 0.05, "passes": 10, "em": 100, "per_class": 300},
     "rm": {**_COSINE, "batch": 16, "lr": 0.05, "passes": 30, "options": {"copies": 5}},
@@ -128,7 +128,7 @@ _SMALL: dict[str, Settings] = {
     "mnist": {"net": "mlp", "tasks": 5, "em": 100, "per_class": 300},
     "fashion-mnist": {"net": "mlp", "tasks": 5, "em": 100, "per_class": 300},
     "cifar-10": {"net": "cnn", "width": 8, "tasks": 5, "em": 200, "per_class": 500, "test_per_class": 200},
-    "cifar-100": {"net": "cnn", "width": 8, "tasks": 10, "em": 200, "per_class": 50, "test_per_class": 30},
+    "cifar-100": {"net": "cnn", "width": 8, "tasks": 10, "em": 200, "per_class": 30, "test_per_class": 30},
     "digits": {"net": "mlp", "tasks": 5, "em": 50, "per_class": 0},
 }
 _SMOKE: Settings = {"data": "digits", "net": "mlp", "tasks": 5, "em": 40, "per_class": 60, "test_per_class": 20}
