@@ -136,7 +136,7 @@ def compiled(setting: Setting) -> list[Row]:
             first = steps["compiled"]()
             _warm(steps, sizes.warm_up)
             measured = alternate({side: several(step) for side, step in steps.items()}, sizes.repetitions)
-        gain = float(np.median(measured["eager"]) - np.median(measured["compiled"]))
+        gain = float(np.median(np.subtract(measured["eager"], measured["compiled"])))
         even = f"even after {first / gain:,.0f} steps" if gain > 0 else "a step gains nothing"
         row = compare(
             "compile",
