@@ -142,6 +142,7 @@ def machine(directory: Path) -> dict[str, Any]:
     except OSError:
         lines = []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = Path(sys.argv[0]).name
     return {
         "cpu": models[0] if models else platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -153,7 +154,7 @@ def machine(directory: Path) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "torch_threads": torch.get_num_threads(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join(["carm" if name == "__main__.py" else name, *sys.argv[1:]]),
     }
 
 
