@@ -27,7 +27,8 @@ def figures(one: Record) -> Iterator[Figure]:
     groups = groups_of(one)
     for block in dict.fromkeys(g.block for g in groups):
         mine = [g for g in groups if g.block == block]
-        stem, title = f"{name}-{block}", f"{EXPERIMENTS[name].title} ({block})"
+        title = EXPERIMENTS[name].title
+        stem, title = f"{name}-{block}", f"{title[0].upper()}{title[1:]} ({block})"
         if name == "incremental":
             for method in _methods(mine):
                 own = [g for g in mine if g.method == method]
