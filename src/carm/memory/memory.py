@@ -602,6 +602,9 @@ class Memory:
         while self._intake is not None and not self._intake.idle:
             self._pump()
             self._collect(timeout=1.0)
+            if self._kind == "sync" and self._intake.writing is not None:
+                # Its report was lost to an exception from outside (of a test's time limit, say): write it again.
+                self._intake.resend()
 
     def _pump(self) -> None:
         assert self._intake is not None
