@@ -12,7 +12,6 @@ import textwrap
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
