@@ -26,9 +26,9 @@ _WHY = """## Where it differs from the paper, and why
   the last net, right or wrong, whatever old sample is shown. `icarl-features` is the evidence: without distillation
   swapping gains most, and `distill` shows the gain come back as its weight falls. On CIFAR there are two exemplars a
   class, from which its classifier takes the class mean: herded ones stand for the class, swapped-in ones are any two.
-- **TinyER's gain on CIFAR is within the spread.** In one pass over a few hundred pictures a class, the compact net does not even come
-  to fit the task at hand; what is missing is training, not memory. On MNIST, where one pass is enough to learn the
-  pictures, swapping helps by more than the spread.
+- **TinyER's gain on CIFAR is within the spread.** In one pass over a few hundred pictures a class, the compact net does
+  not even come to fit the task at hand; what is missing is training, not memory. On MNIST, where one pass is enough to
+  learn the pictures, swapping helps by more than the spread.
 - **CarM-20 is further from CarM-100 for RM.** What counts is how many stored samples are seen in a task. The paper's RM
   makes 256 passes over its memory, the laptop's 40, so a fifth of the swaps is much less of the store.
 - **Many lines say "within noise".** Three seeds, small nets and a few thousand test images leave intervals of two to
