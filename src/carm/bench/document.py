@@ -23,13 +23,31 @@ _SWAPPING = """
     """
 REASONS: dict[str, str] = {
     "swap-warm": """
-        A swap costs about 3.5 microseconds beside the copy out of the page cache: choosing the replacement in Python
-        (0.7), the checksum (0.6), the copy into the row (0.6), the order and its report (1). A bare gather takes 0.4.
+        Copying out of the page cache, comparing the checksum and copying into the row take about 1.25 microseconds a
+        record in numpy, a bare gather 0.4: that alone makes 0.34 the most that could be had, and choosing, ordering,
+        reporting and publishing come to another microsecond. A copy less needs compiled code: letting the kernel do it
+        (`process_vm_readv`, buffered AIO into the rows) was measured to be slower than two copies.
         """,
     "swap-cold-3k": """
         Reading is bound by the processor (the kernel takes 4 to 5 microseconds a record), so on two cores the work that
-        a swap is beside its read is in its way.
+        a swap is beside its read is in its way. A part of that work is for each order, not for each sample; that is
+        probably why batches of 128 do worse than those of 256, but it was not measured apart.
         """,
+    "append": """
+        An earlier run on a machine of the same kind gave 0.33. Every batch makes two syncs, of the data and of the
+        catalogue, against one; the quartiles here are wide, and which part of it is the device was not examined.
+        """,
+    "train-warm": """
+        The rows with one torch thread miss, those with two reach it. What the memory does in the training thread is then
+        not hidden by anything; that it is this and not caches or the scheduler was not examined. No reason was looked
+        for why the helper process does worse than the thread.
+        """,
+    "train-cold": "As for train-warm; not examined further.",
+    "train-throttled": """
+        With one torch thread, as for train-warm; the quartiles reach from below 1 to 1.17, so this run does not tell the
+        target from a miss.
+        """,
+    "decode": "Not examined; the target was set for two cores with nothing else on them.",
     "draw-64-swapping": _SWAPPING,
     "draw-256-swapping": _SWAPPING,
     "draw-256": "A draw also copies labels and ids, and makes tensors: about 15 microseconds a call.",
