@@ -38,14 +38,14 @@ REASONS: dict[str, str] = {
         catalogue, against one; the quartiles here are wide, and which part of it is the device was not examined.
         """,
     "train-warm": """
-        The rows with one torch thread miss, those with two reach it. What the memory does in the training thread is then
-        not hidden by anything; that it is this and not caches or the scheduler was not examined. No reason was looked
-        for why the helper process does worse than the thread.
+        The rows with one torch thread miss, those with two reach it. What the memory does in the training thread is
+        then not hidden by anything; that it is this and not caches or the scheduler was not examined. No reason was
+        looked for why the helper process does worse than the thread.
         """,
     "train-cold": "As for train-warm; not examined further.",
     "train-throttled": """
-        With one torch thread, as for train-warm; the quartiles reach from below 1 to 1.17, so this run does not tell the
-        target from a miss.
+        With one torch thread, as for train-warm; the quartiles reach from below 1 to 1.17, so this run does not tell
+        the target from a miss.
         """,
     "decode": "Not examined; the target was set for two cores with nothing else on them.",
     "draw-64-swapping": _SWAPPING,
