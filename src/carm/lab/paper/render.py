@@ -47,6 +47,11 @@ What `icarl-features` and `distill` show is measured; the other reasons are what
 - **CarM-20 is further from CarM-100 for RM.** The paper's RM makes 256 passes over its memory, the laptop's 40, so a
   fifth of the swaps may be too few to see much of the store.
 - **The study of distillation** confirms the paper for iCaRL only; for BiC and DER++ all weights are within noise.
+- **`speed` does not confirm that swaps in the background are nearly free.** At this scale a run takes about a second
+  and is repeated three times; sides that differ in nothing but chance lie tens of percent apart, and for TinyER the
+  cost is beyond that. Documents were also being made on the machine while the first methods (ER, iCaRL) were measured.
+  What is clear is only that waiting for slow storage costs more, for all seven. The training loop of
+  [performance](performance.md) has longer steps and more repetitions, and is the better measurement of the two.
 - **Many lines say "within noise".** Three seeds leave intervals of two to ten points.
 - **Not run at this scale:** 50 tasks. The ablations have the four methods of the paper's main text, not all seven.
 """
