@@ -123,12 +123,12 @@ _LAPTOP_CIFAR: dict[str, Settings] = {
     "der++": {"batch": 32, "old_batch": 32, "lr": 0.05, "passes": 10, "em": 100, "per_class": 300},
     "rm": {**_COSINE, "batch": 16, "lr": 0.05, "passes": 30, "options": {"copies": 5}},
 }
-_ONLINE_CIFAR: Settings = {"tasks": 20, "em": 100, "per_class": 250}  # one pass needs more samples
+_ONLINE_CIFAR: Settings = {"width": 8, "tasks": 20, "em": 100, "per_class": 250}  # one pass needs more samples
 _SMALL: dict[str, Settings] = {
     "mnist": {"net": "mlp", "tasks": 5, "em": 100, "per_class": 300},
     "fashion-mnist": {"net": "mlp", "tasks": 5, "em": 100, "per_class": 300},
     "cifar-10": {"net": "cnn", "width": 8, "tasks": 5, "em": 200, "per_class": 500, "test_per_class": 200},
-    "cifar-100": {"net": "cnn", "width": 8, "tasks": 10, "em": 200, "per_class": 30, "test_per_class": 30},
+    "cifar-100": {"net": "cnn", "width": 16, "tasks": 10, "em": 200, "per_class": 50, "test_per_class": 30},
     "digits": {"net": "mlp", "tasks": 5, "em": 50, "per_class": 0},
 }
 _SMOKE: Settings = {"data": "digits", "net": "mlp", "tasks": 5, "em": 40, "per_class": 60, "test_per_class": 20}

@@ -48,6 +48,7 @@ class Case:
     x: float | None = None
     cores: int = 0
     memory: int = 0
+    measure: str = ""  # empty: the paper's for this method and data
 
     @property
     def method(self) -> str:
@@ -55,7 +56,7 @@ class Case:
 
     @property
     def metric(self) -> str:
-        return metric(self.method, self.config.data)
+        return self.measure or metric(self.method, self.config.data)
 
     @property
     def place(self) -> tuple[str, str, str, str]:

@@ -146,10 +146,18 @@ def _section(path: Path, one: Record, pictures: list[str]) -> Iterator[str]:
     if pictures:
         yield " ".join(pictures) + "\n"
     yield (
-        f"`{one['command']}`: scale {one['scale']}, {one['seeds']} seeds, {one['date'][:10]}, {machine['cpu']}, "
+        f"`{one['command']}`: scale {one['scale']}, {_seeds(one)}, {one['date'][:10]}, {machine['cpu']}, "
         f"{machine['cores']} cores, Linux {machine['kernel']}, torch {machine['torch']}, Python {machine['python']}, "
         f"load average {machine['load_average'][0]:.1f}.\n"
     )
+
+
+def _seeds(one: Record) -> str:
+    """How many; short runs may have more than long ones."""
+    counts = sorted({len(group["runs"]) for group in one["groups"] if "runs" in group})
+    if not counts:
+        return f"{one['seeds']} repetitions"
+    return f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
 
 
 def markdown(sheet: Sheet) -> str:

@@ -226,6 +226,11 @@ def _workers(table: Table, block: str) -> Iterator[Claim]:
     yield from Claim.of(f"{block}: accuracy is the same with async and sync swaps (async - sync)", parts)
 
 
+def _joint(table: Table, block: str) -> Iterator[Claim]:
+    parts = [more(name, a.values(), b.values()) for name, a, b in table.pairs(block, "Joint", "Original")]
+    yield from Claim.of(f"{block}: all classes at once are learned better: the memory is the bottleneck", parts)
+
+
 _JUDGES: dict[str, Callable[[Table, str], Iterator[Claim]]] = {
     "table1": _settings,
     "policies": _policies,
@@ -241,4 +246,5 @@ _JUDGES: dict[str, Callable[[Table, str], Iterator[Claim]]] = {
     "reference": _reference,
     "ceiling": _ceiling,
     "workers": _workers,
+    "joint": _joint,
 }

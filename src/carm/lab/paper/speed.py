@@ -1,10 +1,10 @@
 """What swapping costs in training time: the same run with async and sync swaps, and with none.
 
-The sides take turns in one process with one torch thread, so that what else the machine does meets all of them; each
-repetition is compared with the run without swapping that was made beside it. Timed is the training of all bundles but
-the first, before which there is nothing to swap. Storage is warm, cold (the store's files are dropped from the page
-cache at every task), or as slow as an SD card. With `one core` the process has no second core for its swaps: the
-figure without anything to hide behind.
+The sides go on in turns of a tenth of a second, in one process with one torch thread, so that what else the machine
+does meets all of them; each is compared with the run without swapping that was made in the turns between. Timed is the
+training of all bundles but the first, before which there is nothing to swap. Storage is warm, cold (the store's files
+are dropped from the page cache at every task), or as slow as an SD card. With `one core` the process has no second core
+for its swaps: the figure without anything to hide behind.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,8 @@ from carm.lab.paper.cases import SWAPS, Plan
 from carm.lab.paper.experiments import EXPERIMENTS
 from carm.lab.paper.noise import Claim, Part, Verdict
 from carm.lab.paper.numbers import METHODS, SPEED
+from carm.lab.paper.turns import Turn, Turns, take_turns
 from carm.lab.run import make_stream, run, write_json
-from carm.lab.watch import Moment, Watch
 from carm.methods import TITLES
 
 if TYPE_CHECKING:
@@ -36,12 +37,14 @@ SLOW = "20MB/s,1ms"
 LIMIT = 5.5
 """Percent: the most that async swaps cost in the paper."""
 _SIDES = (("none", "Original"), ("async", "CarM-50"), ("sync", "CarM-50"), ("async", "CarM-100"), ("sync", "CarM-100"))
-_SHORT: dict[str, dict[str, Any]] = {  # a second or so for each run
-    "cifar-100": {"tasks": 4, "per_class": 8, "test_per_class": 2},
-    "cifar-10": {"tasks": 5, "per_class": 30, "test_per_class": 5},
+_SHORT: dict[str, dict[str, Any]] = {  # a few seconds for each run
+    "cifar-100": {"tasks": 4, "per_class": 20, "test_per_class": 2},
+    "cifar-10": {"tasks": 5, "per_class": 200, "test_per_class": 5},
     "mnist": {"tasks": 5, "per_class": 200, "test_per_class": 5},
     "digits": {"tasks": 3, "per_class": 40, "test_per_class": 5},
 }
+_PASSES = {"tiny-er": 1, "gdumb": 12, "der++": 3, "rm": 12}
+"""At scale laptop, so that methods whose passes are short have as long runs; others 2."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Measurement:
         return len(self.cases) * len(self.conditions) * len(_SIDES) * (repetitions or self.repetitions)
 
     def seconds(self, repetitions: int | None = None) -> float:
-        return 1.4 * self.runs(repetitions)
+        return 3.0 * self.runs(repetitions)
 
 
 def plan_of(plan: Plan) -> Measurement:
@@ -70,7 +73,7 @@ def plan_of(plan: Plan) -> Measurement:
         for method in plan.some(["er"], METHODS):
             config = plan.base(method, data[method])
             short = {} if plan.scale == "full" else _SHORT[config.data]
-            passes = min(config.passes, 2 if plan.scale == "full" or method in ("gdumb", "der++", "rm") else 1)
+            passes = min(config.passes, _PASSES.get(method, 2) if plan.scale == "laptop" else 2)
             cases.append((block, config.replace(passes=passes, threads=1, **short)))
     storages = ("warm", "slow") if plan.scale == "smoke" else ("warm", "cold", "slow")
     conditions = (*(("free core", storage) for storage in storages), ("one core", "warm"))
@@ -113,47 +116,43 @@ def _measured(
             if (cores, storage, repetition) in done:
                 continue
             stream = stream if stream is not None else make_stream(config)
+            if not taken:  # what only the first run pays
+                take_turns([partial(_once, config, "none", "Original", "warm", directory, stream)])
             sides = _SIDES if repetition % 2 == 0 else _SIDES[::-1]
-            turn = []
             with _cores(cores):
-                if repetition == 0 and not taken:
-                    _once(config, "none", "Original", "warm", directory, stream)  # what only the first run pays
-                for swap, setting in sides:
-                    seconds, cpu = _once(config, swap, setting, storage, directory, stream)
-                    turn.append({"swap": swap, "setting": setting, "seconds": seconds, "cpu": cpu})
+                spent = take_turns([partial(_once, config, *side, storage, directory, stream) for side in sides])
             where = {"cores": cores, "storage": storage, "repetition": repetition}
-            taken += [where | one for one in turn]
+            for (swap, setting), (seconds, cpu) in zip(sides, spent, strict=True):
+                taken.append({**where, "swap": swap, "setting": setting, "seconds": seconds, "cpu": cpu})
             write_json(kept, taken)
     return taken
 
 
-def _once(config: Config, swap: str, setting: str, storage: str, directory: Path, stream: Any) -> tuple[float, float]:
-    """Wall-clock and CPU seconds of one run."""
+def _once(
+    config: Config,
+    swap: str,
+    setting: str,
+    storage: str,
+    directory: Path,
+    stream: Any,
+    turns: Turns,
+    number: int,
+) -> tuple[float, float]:
+    """Wall-clock and CPU seconds of one run, in its turns."""
     changes = {**SWAPS[setting], "swap": swap}
     if storage == "slow" and swap != "none":
         changes["throttle"] = SLOW
-    out = directory / "run"
+    out = directory / f"run-{number}"
     shutil.rmtree(out, ignore_errors=True)
-    watch = _Cold(out / "memory") if storage == "cold" and swap != "none" else Watch()
-    metrics = run(config.replace(**changes), out, every=1e9, keep_store=False, stream=stream, watch=watch)
-    shutil.rmtree(out, ignore_errors=True)
-    later = metrics["bundles"][1:]
-    return sum(b["seconds"] for b in later), sum(b["cpu"] for b in later)
-
-
-class _Cold(Watch):
-    """Takes the store out of the page cache at the beginning of every task."""
-
-    seconds = 0.02
-
-    def __init__(self, store: Path) -> None:
-        super().__init__()
-        self.store, self.task = store, 0
-
-    def __call__(self, moment: Moment) -> None:
-        if moment.task != self.task and self.store.is_dir():
-            self.task = moment.task
-            drop_cache(self.store)
+    cold = partial(drop_cache, out / "memory") if storage == "cold" and swap != "none" else None
+    turn = Turn(turns, number, cold)
+    try:
+        metrics = run(config.replace(**changes), out, every=1e9, keep_store=False, stream=stream, watch=turn)
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    later = list(enumerate(metrics["bundles"]))[1:]
+    seconds = sum(b["seconds"] - turn.waited.get(task, 0.0) for task, b in later)
+    return seconds, sum(b["cpu"] - turn.others.get(task, 0.0) for task, b in later)
 
 
 @contextlib.contextmanager
