@@ -232,6 +232,14 @@ def workers(plan: Plan) -> Iterator[Case]:
                 yield Case(block, "CarM-100", config.replace(swap=how, ratio=1.0), at=how)
 
 
+def icarl_means(plan: Plan) -> Iterator[Case]:
+    for block, data in plan.chosen(_cifar(plan)).items():
+        base = plan.base("icarl", data["icarl"])
+        for at, options in (("nearest mean", {}), ("net", {"nearest_mean": False})):
+            for name in ("Original", "CarM-100"):
+                yield Case(block, name, base.replace(options=options, **SWAPS[name]), at=at)
+
+
 def joint(plan: Plan) -> Iterator[Case]:
     for block, data in plan.chosen([b for b in BLOCKS[plan.scale] if "imagenet" not in b]).items():
         for method in plan.some(_FEW, METHODS):
@@ -286,6 +294,12 @@ _ALL = (
         "accuracy with swaps in the background against swaps that training waits for",
         workers,
         seeds={"full": 5, "laptop": 5, "smoke": 1},
+    ),
+    Experiment(
+        "icarl-means",
+        "iCaRL's classifier: the nearest mean of the exemplars in RAM, or the net itself",
+        icarl_means,
+        note="Swapping replaces the exemplars that herding chose, from whose means iCaRL classifies.",
     ),
     Experiment(
         "joint",

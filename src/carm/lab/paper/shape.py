@@ -226,6 +226,12 @@ def _workers(table: Table, block: str) -> Iterator[Claim]:
     yield from Claim.of(f"{block}: accuracy is the same with async and sync swaps (async - sync)", parts)
 
 
+def _means(table: Table, block: str) -> Iterator[Claim]:
+    for at in table.ats(block, "icarl"):
+        parts = [more(name, a.values(), b.values()) for name, a, b in table.pairs(block, "CarM-100", "Original", at)]
+        yield from Claim.of(f"{block}: classified by the {at}: CarM-100 is more accurate than the Original", parts)
+
+
 def _joint(table: Table, block: str) -> Iterator[Claim]:
     parts = [more(name, a.values(), b.values()) for name, a, b in table.pairs(block, "Joint", "Original")]
     yield from Claim.of(f"{block}: all classes at once are learned better: the memory is the bottleneck", parts)
@@ -246,5 +252,6 @@ _JUDGES: dict[str, Callable[[Table, str], Iterator[Claim]]] = {
     "reference": _reference,
     "ceiling": _ceiling,
     "workers": _workers,
+    "icarl-means": _means,
     "joint": _joint,
 }
