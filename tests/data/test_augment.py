@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageEnhance, ImageOps
 
 from carm.data import augment
-from carm.data.augment import Recipe
+from carm.data.augment import Recipe, colours, crops, images, randaugment
 
 
 def gen(seed: int = 0) -> torch.Generator:
@@ -136,7 +136,7 @@ def test_resized_crop_of_the_whole_image_is_the_image():
 def test_resized_crop_is_the_box_resized():
     x = photos(6, 40, 50)
     out = augment.random_resized_crop(x, size=20, generator=gen(3))
-    boxes = augment._boxes([(40, 50)] * 6, (0.08, 1.0), (3 / 4, 4 / 3), gen(3))
+    boxes = crops._boxes([(40, 50)] * 6, (0.08, 1.0), (3 / 4, 4 / 3), gen(3))
     for image, got, (top, left, height, width) in zip(x, out, boxes, strict=True):
         cut = pil(image[:, top : top + height, left : left + width])
         want = tensor(cut.resize((20, 20), Image.Resampling.BILINEAR))
@@ -146,7 +146,7 @@ def test_resized_crop_is_the_box_resized():
 def test_boxes_lie_inside_with_the_area_and_aspect_asked_for():
     sizes = [(200, 300), (300, 200)] * 1000
     scale, ratio = (0.2, 0.9), (0.5, 2.0)
-    boxes = torch.tensor(augment._boxes(sizes, scale, ratio, gen())).double()
+    boxes = torch.tensor(crops._boxes(sizes, scale, ratio, gen())).double()
     tall, wide = torch.tensor(sizes).double().T
     top, left, height, width = boxes.T
     assert (top >= 0).all()
@@ -166,7 +166,7 @@ def test_boxes_lie_inside_with_the_area_and_aspect_asked_for():
 
 @pytest.mark.parametrize("size", [(2, 400), (400, 2), (1, 1)])
 def test_boxes_in_extreme_images_are_centred_and_allowed(size):
-    (box,) = augment._boxes([size], (0.9, 1.0), (3 / 4, 4 / 3), gen())
+    (box,) = crops._boxes([size], (0.9, 1.0), (3 / 4, 4 / 3), gen())
     top, left, height, width = box
     assert 1 <= height <= size[0]
     assert 1 <= width <= size[1]
@@ -209,16 +209,16 @@ def test_centre_crop_takes_the_middle():
 @pytest.mark.parametrize(
     ("step", "enhancer"),
     [
-        (augment._brightness, ImageEnhance.Brightness),
-        (augment._contrast, ImageEnhance.Contrast),
-        (augment._saturation, ImageEnhance.Color),
-        (augment._sharpness, ImageEnhance.Sharpness),
+        (colours.blend_brightness, ImageEnhance.Brightness),
+        (colours.blend_contrast, ImageEnhance.Contrast),
+        (colours.blend_saturation, ImageEnhance.Color),
+        (colours.blend_sharpness, ImageEnhance.Sharpness),
     ],
 )
 def test_colour_steps_agree_with_the_imaging_library(step, enhancer):
     x = photos(5)
     factors = torch.tensor([0.0, 0.4, 1.0, 1.5, 1.9])
-    out = augment._like(step(augment._float(x), factors.view(-1, 1, 1, 1)), x)
+    out = images.back_to(step(images.to_float(x), factors.view(-1, 1, 1, 1)), x)
     for image, got, factor in zip(x, out, factors.tolist(), strict=True):
         want = tensor(enhancer(pil(image)).enhance(factor))
         assert (got.int() - want.int()).abs().max() <= 2  # the library rounds its intermediate results
@@ -230,7 +230,7 @@ def test_hue_turns_the_colour_circle():
     x[0, :, 0, 0] = 0.5  # grey has no hue
     x[0, :, 0, 1] = 0.0
     turns = [0.1, -0.3, 0.5]
-    out = augment._hue(x, torch.tensor(turns))
+    out = colours.turn_hue(x, torch.tensor(turns))
     for image, got, turn in zip(x, out, turns, strict=True):
         for pixel, new in zip(image.flatten(1).T.tolist(), got.flatten(1).T.tolist(), strict=True):
             h, s, v = colorsys.rgb_to_hsv(*pixel)
@@ -319,7 +319,7 @@ def test_every_operation_is_chosen_equally_often(monkeypatch):
 
         return operation
 
-    monkeypatch.setattr(augment, "RAND_AUGMENT", {name: counting(name) for name in calls})
+    monkeypatch.setattr(randaugment, "RAND_AUGMENT", {name: counting(name) for name in calls})
     x = photos(1400, 2, 2)
     assert torch.equal(augment.rand_augment(x, count=2, generator=gen()), x)  # every image back in its place
     assert sum(calls.values()) == 2800
@@ -330,7 +330,7 @@ def test_directions_are_random_and_images_keep_their_places(monkeypatch):
     def stamp(x, level):
         return torch.where(level.view(-1, 1, 1, 1) > 0, x + 100, x)
 
-    monkeypatch.setattr(augment, "RAND_AUGMENT", {"a": stamp, "b": stamp, "c": stamp})
+    monkeypatch.setattr(randaugment, "RAND_AUGMENT", {"a": stamp, "b": stamp, "c": stamp})
     x = (torch.arange(1000) % 100).to(torch.uint8).view(-1, 1, 1, 1)
     out = augment.rand_augment(x, count=1, generator=gen())
     assert torch.equal(out % 100, x)
