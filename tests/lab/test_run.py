@@ -282,7 +282,7 @@ def test_a_lost_store_starts_over_with_a_warning(out: Path, caplog: pytest.LogCa
 
 def test_other_data_under_the_same_name_is_refused(out: Path) -> None:
     stopped(tiny(), out / "r")
-    from carm.lab.run import make_stream
+    from carm.lab.parts import make_stream
 
     other = make_stream(tiny(seed=9))
     with pytest.raises(ValueError, match="data is not the same"):
@@ -383,7 +383,7 @@ def test_photographs_of_all_sizes_and_broken_ones(size: int, out: Path, caplog: 
 def test_photographs_without_augmentation(out: Path) -> None:
     """They must be brought to one size all the same."""
     photo_folder(out / "photos")
-    from carm.lab.run import make_recipe, make_stream
+    from carm.lab.parts import make_recipe, make_stream
 
     config = tiny("er", **{**PHOTOS, "root": str(out / "photos"), "augment": "none"})
     samples = make_recipe(config, make_stream(config).source)

@@ -19,7 +19,7 @@ from carm.data import Stream
 from carm.data.augment import recipe
 from carm.data.views import Views
 from carm.lab.config import Config
-from carm.lab.run import make_memory, net_maker
+from carm.lab.parts import make_memory, net_maker
 from carm.memory.batch import Batch
 from carm.methods.er import ER
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from carm.lab import page, tables
 from carm.lab.canvas import ramp
 from carm.lab.compare import Group, Metrics, group, measures, repeated
+from carm.lab.files import atomic
 from carm.lab.panels import Panels
-from carm.lab.run import atomic
 
 _OPEN = 9  # so many groups at most have the pictures of their memory unfolded
 _ROW = 3  # pictures beside each other on a wide screen

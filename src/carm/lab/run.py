@@ -13,12 +13,10 @@ import contextlib
 import fcntl
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,89 +24,19 @@ import numpy as np
 import torch
 
 from carm import methods, nets
-from carm.data import Decoder, EncodedSplit, Source, Stream, load, split_by_class
-from carm.data.augment import Recipe, photographs, random_crop, recipe, recipes
-from carm.data.views import Views, strong
+from carm.data import Decoder, EncodedSplit, Source, Stream
+from carm.data.augment import Recipe
+from carm.data.views import Views
 from carm.lab.config import Config
+from carm.lab.files import atomic, write_json
 from carm.lab.metrics import Counts, History, own_classes
+from carm.lab.parts import make_memory, make_recipe, make_stream, net_maker
 from carm.lab.watch import Moment, Series, Watch
 from carm.memory.errors import CheckpointError, StoreError
-from carm.memory.gate import Dynamic, Entropy, Gate, Random
-from carm.memory.memory import Memory
-from carm.methods.base import MakeNet, Method, stored_fields
+from carm.methods.base import MakeNet, stored_fields
 
 log = logging.getLogger("carm")
-_GATES: dict[str, type[Gate]] = {"entropy": Entropy, "random": Random, "dynamic": Dynamic}
 VERSION = 1
-
-
-# -- the parts, from the configuration ---------------------------------------------------------------------------------
-
-
-def make_stream(config: Config) -> Stream:
-    """The data set as a stream of tasks."""
-    options: dict[str, Any] = {"path": config.path} if config.path else {}
-    if config.size:
-        options["crop"] = config.size
-    source = load(config.data, config.root or None, **options)
-    return split_by_class(
-        source,
-        tasks=config.tasks,
-        order=config.order,
-        blurry=config.blurry,
-        samples_per_class=config.per_class or None,
-        seed=config.seed,
-    )
-
-
-def make_recipe(config: Config, source: Source) -> Recipe:
-    """What is done to samples before the net."""
-    if source.name in recipes():
-        found = recipe(source.name)
-    elif isinstance(source.train, EncodedSplit) and not config.size:
-        found = photographs((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    else:
-        found = recipe("cifar-10") if source.shape is not None and source.shape[0] == 3 else recipe("plain")
-    if config.augment == "none":
-        return found.with_augment(*found.prepare)  # photographs must still be brought to one size
-    if config.augment == "crop":
-        return found.with_augment(*found.prepare, partial(random_crop, padding=4))
-    return strong(found) if config.augment == "strong" else found
-
-
-def net_maker(config: Config, method: Method, source: Source, samples: Recipe) -> MakeNet:
-    """Nets as the configuration describes them; the number chooses the weights."""
-    parts = (source.train.fetch([index]) for index in range(len(source.train)))
-    part = stored_fields(next(part for part in parts if len(part)))  # the first that can be decoded
-    decoder = source.train.decoder if isinstance(source.train, EncodedSplit) else None
-    shape = tuple(Views(samples, decoder=decoder).test(part["x"]).shape[1:])
-    options: dict[str, Any] = {"width": config.width} if config.width else {}
-    head = config.head or method.head
-
-    def make(number: int) -> nets.Net:
-        classes = len(source.classes) if head == "fixed" else 0
-        seed = 1000 * config.seed + number
-        return nets.build(config.net, in_shape=shape, classes=classes, head=head, seed=seed, **options)
-
-    return make
-
-
-def make_memory(config: Config, method: Method, directory: Path | None) -> Memory:
-    """The episodic memory; `directory` is for the store, None: RAM only."""
-    swaps = config.swap != "none" and directory is not None
-    return Memory(
-        method.slots(config.em),
-        storage=directory if swaps else None,
-        storage_capacity=(config.storage or None) if swaps else None,
-        select=method.selection(),
-        gate=_GATES[config.gate](config.ratio),
-        swap=config.swap if swaps else "sync",
-        throttle=(config.throttle or None) if swaps else None,
-        seed=config.seed,
-    )
-
-
-# -- the run -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -429,7 +357,7 @@ def run(
         return metrics
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- around it ---------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -452,38 +380,6 @@ def _locked(out: Path) -> Iterator[None]:
         except OSError:
             raise ValueError(f"{out} is in use by another process") from None
         yield
-
-
-@contextlib.contextmanager
-def atomic(path: Path) -> Iterator[Any]:
-    """Write a file so that after a crash there is the old one or the new one, never half of one."""
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def write_json(path: Path, record: Any) -> None:
-    with atomic(path) as file:
-        file.write((json.dumps(plain(record), indent=1) + "\n").encode())
-
-
-def plain(value: Any) -> Any:
-    """The same with what JSON does not know replaced: NaN by null, numpy numbers by Python's, floats shortened."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if isinstance(value, (float, np.floating)):
-        return round(float(value), 6) if np.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value
 
 
 @contextlib.contextmanager

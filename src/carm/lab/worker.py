@@ -90,7 +90,8 @@ def peak_rss() -> int:
 
 def _carry_out(job: dict[str, Any]) -> None:
     from carm.lab.config import Config
-    from carm.lab.run import run, write_json
+    from carm.lab.files import write_json
+    from carm.lab.run import run
     from carm.lab.watch import Moment, Watch
 
     class Tell(Watch):

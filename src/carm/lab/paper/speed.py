@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from carm.bench.workspace import drop_cache
 from carm.lab.config import Config
+from carm.lab.files import write_json
 from carm.lab.paper.cases import SWAPS, Plan
 from carm.lab.paper.experiments import EXPERIMENTS
 from carm.lab.paper.noise import Claim, Part, Verdict
 from carm.lab.paper.numbers import METHODS, SPEED
 from carm.lab.paper.turns import Turn, Turns, take_turns
-from carm.lab.run import make_stream, run, write_json
+from carm.lab.parts import make_stream
+from carm.lab.run import run
 from carm.methods import TITLES
 
 if TYPE_CHECKING:

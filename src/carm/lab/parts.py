@@ -1,0 +1,81 @@
+"""The parts of a run, as its configuration describes them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from carm import nets
+from carm.data import EncodedSplit, Source, Stream, load, split_by_class
+from carm.data.augment import Recipe, photographs, random_crop, recipe, recipes
+from carm.data.views import Views, strong
+from carm.lab.config import Config
+from carm.memory.gate import Dynamic, Entropy, Gate, Random
+from carm.memory.memory import Memory
+from carm.methods.base import MakeNet, Method, stored_fields
+
+_GATES: dict[str, type[Gate]] = {"entropy": Entropy, "random": Random, "dynamic": Dynamic}
+
+
+def make_stream(config: Config) -> Stream:
+    """The data set as a stream of tasks."""
+    options: dict[str, Any] = {"path": config.path} if config.path else {}
+    if config.size:
+        options["crop"] = config.size
+    source = load(config.data, config.root or None, **options)
+    return split_by_class(
+        source,
+        tasks=config.tasks,
+        order=config.order,
+        blurry=config.blurry,
+        samples_per_class=config.per_class or None,
+        seed=config.seed,
+    )
+
+
+def make_recipe(config: Config, source: Source) -> Recipe:
+    """What is done to samples before the net."""
+    if source.name in recipes():
+        found = recipe(source.name)
+    elif isinstance(source.train, EncodedSplit) and not config.size:
+        found = photographs((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    else:
+        found = recipe("cifar-10") if source.shape is not None and source.shape[0] == 3 else recipe("plain")
+    if config.augment == "none":
+        return found.with_augment(*found.prepare)  # photographs must still be brought to one size
+    if config.augment == "crop":
+        return found.with_augment(*found.prepare, partial(random_crop, padding=4))
+    return strong(found) if config.augment == "strong" else found
+
+
+def net_maker(config: Config, method: Method, source: Source, samples: Recipe) -> MakeNet:
+    """Nets as the configuration describes them; the number chooses the weights."""
+    parts = (source.train.fetch([index]) for index in range(len(source.train)))
+    part = stored_fields(next(part for part in parts if len(part)))  # the first that can be decoded
+    decoder = source.train.decoder if isinstance(source.train, EncodedSplit) else None
+    shape = tuple(Views(samples, decoder=decoder).test(part["x"]).shape[1:])
+    options: dict[str, Any] = {"width": config.width} if config.width else {}
+    head = config.head or method.head
+
+    def make(number: int) -> nets.Net:
+        classes = len(source.classes) if head == "fixed" else 0
+        seed = 1000 * config.seed + number
+        return nets.build(config.net, in_shape=shape, classes=classes, head=head, seed=seed, **options)
+
+    return make
+
+
+def make_memory(config: Config, method: Method, directory: Path | None) -> Memory:
+    """The episodic memory; `directory` is for the store, None: RAM only."""
+    swaps = config.swap != "none" and directory is not None
+    return Memory(
+        method.slots(config.em),
+        storage=directory if swaps else None,
+        storage_capacity=(config.storage or None) if swaps else None,
+        select=method.selection(),
+        gate=_GATES[config.gate](config.ratio),
+        swap=config.swap if swaps else "sync",
+        throttle=(config.throttle or None) if swaps else None,
+        seed=config.seed,
+    )
