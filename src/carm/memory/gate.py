@@ -117,21 +117,23 @@ class Entropy(Gate):
         if logits.ndim != 2 or len(logits) != n:
             raise ValueError(f"logits has shape {tuple(logits.shape)}, one row for each of {n} old samples is expected")
         columns, logits = logits.shape[1], logits.detach()
-        target = (torch.from_numpy(signals.y) if target is None else target).to(logits.device)
         if seen is not None and len(seen) == columns:
             seen = None  # all of them
         if seen is not None:
             seen = _checked(seen, columns).to(logits.device)
             logits = logits.index_select(1, seen)
-        p = torch.softmax(logits, 1, dtype=torch.float32)
-        best = p.argmax(1)
-        h, predicted, right = _numpy(torch.special.entr(p).sum(1), best if seen is None else seen.take(best), target)
+        target = torch.from_numpy(signals.y) if target is None else target
+        if logits.device.type == "cpu":
+            (h, best), right = _entropy(logits), target.cpu().numpy()
+        else:
+            h, best, right = _entropy_there(logits, target.to(logits.device))
+        predicted = best if seen is None else seen.cpu().numpy()[best]
         if n and not 0 <= (low := int(right.min())) <= (high := int(right.max())) < columns:
             raise ValueError(
                 f"the right answer {low if low < 0 else high} is none of the {columns} columns of the logits: pass the "
                 "column of each old sample, memory.feedback(batch, logits, target=...)"
             )
-        h = h / (math.log(logits.shape[1]) if logits.shape[1] > 1 else 1.0)
+        h = h.astype(np.float64) / (math.log(logits.shape[1]) if logits.shape[1] > 1 else 1.0)
         scores = np.minimum(np.maximum(np.where(predicted == right, h, 1.0 - h), 0.0), 1.0)  # rounding may leave [0, 1]
         scores[np.isnan(scores)] = 0.5
         return scores
@@ -144,11 +146,24 @@ def _checked(seen: torch.Tensor, columns: int) -> torch.Tensor:
     return seen
 
 
-def _numpy(*vectors: torch.Tensor) -> list[NDArray[np.float64]]:
-    """Vectors of n numbers, brought from a GPU in one go: every copy waits for it."""
-    if vectors[0].device.type == "cpu":
-        return [v.numpy().astype(np.float64) for v in vectors]
-    return list(torch.stack([v.double() for v in vectors]).cpu().numpy())
+def _entropy(logits: torch.Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Of every row the entropy of its softmax, and the column with most of it. With numpy: a mini-batch's few old
+    samples take torch longer to begin with than to work out."""
+    z = logits.float().numpy()
+    best = z.argmax(1)
+    with np.errstate(invalid="ignore"):  # infinity less infinity is NaN, and stays
+        z = np.maximum(z - z[np.arange(len(z)), best][:, None], -1e4)  # of which the exponential is 0
+    e = np.exp(z)
+    total = e.sum(1)
+    return np.log(total) - np.einsum("ij,ij->i", e, z) / total, best
+
+
+def _entropy_there(logits: torch.Tensor, target: torch.Tensor) -> list[NDArray[Any]]:
+    """The same on a GPU, and the targets. All is brought from there in one go: every copy waits for it."""
+    p = torch.softmax(logits, 1, dtype=torch.float32)
+    found = torch.stack([torch.special.entr(p).sum(1).double(), p.argmax(1).double(), target.double()])
+    h, best, right = found.cpu().numpy()
+    return [h, best.astype(np.int64), right.astype(np.int64)]
 
 
 class Dynamic(Entropy):

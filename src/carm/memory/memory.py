@@ -821,7 +821,7 @@ def _rows(
             f"or of its {olds} old ones"
         )
     index = rows if len(values) == total else among
-    return values if index is None else values[torch.from_numpy(index)]
+    return values if index is None else values.index_select(0, torch.from_numpy(index).to(values.device))
 
 
 _OPEN: weakref.WeakSet[Memory] = weakref.WeakSet()
