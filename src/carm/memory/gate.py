@@ -133,8 +133,8 @@ class Entropy(Gate):
                 f"the right answer {low if low < 0 else high} is none of the {columns} columns of the logits: pass the "
                 "column of each old sample, memory.feedback(batch, logits, target=...)"
             )
-        h = h.astype(np.float64) / (math.log(logits.shape[1]) if logits.shape[1] > 1 else 1.0)
-        scores = np.minimum(np.maximum(np.where(predicted == right, h, 1.0 - h), 0.0), 1.0)  # rounding may leave [0, 1]
+        share = h.astype(np.float64) / (math.log(logits.shape[1]) if logits.shape[1] > 1 else 1.0)
+        scores = np.minimum(np.maximum(np.where(predicted == right, share, 1.0 - share), 0.0), 1.0)  # rounding
         scores[np.isnan(scores)] = 0.5
         return scores
 
