@@ -16,11 +16,11 @@ import numpy as np
 
 from carm.bench.net_loop import AUGMENTATION, BACKWARD, FEEDBACK, FORWARD, READING, Loop
 from carm.bench.net_sizes import Setting
-from carm.bench.net_steps import limited
 from carm.bench.report import Row, Target, compare
 from carm.data import Stream, load, split_by_class
 from carm.lab.config import Config
 from carm.lab.presets import preset
+from carm.nets.threads import torch_threads
 
 SHARE = Target(">=", 0.9)
 _BLOCK = 4  # steps of the whole loop, then as many of the net alone
@@ -93,7 +93,7 @@ def profile(setting: Setting) -> list[Row]:
     for name, steps in setting.sizes.steps:
         case = _cases()[name]
         stream, note = make_stream(case, setting.data)
-        with limited(1 if name.startswith("mlp") else None):
+        with torch_threads(1 if name.startswith("mlp") else 0):  # as `carm run` has it
             loop = Loop(
                 case.config, stream, setting.directory / f"profile-{name}", min(setting.sizes.tasks, len(stream) - 1)
             )

@@ -6,9 +6,7 @@ take turns.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +22,7 @@ from carm.bench.timing import Measure, alternate
 from carm.data.augment import recipe
 from carm.data.views import Views
 from carm.nets import Net
+from carm.nets.threads import torch_threads
 
 _CLASSES = 10
 _FLAT = (1, 28, 28)
@@ -56,17 +55,6 @@ class Step:
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return time.perf_counter() - begun
-
-
-@contextlib.contextmanager
-def limited(threads: int | None) -> Iterator[None]:
-    """Torch with so many threads, as `carm run` has it for small nets; None: as it is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _warm(sides: dict[str, Any], times: int) -> None:
@@ -129,7 +117,7 @@ def compiled(setting: Setting) -> list[Row]:
     sizes = setting.sizes
     rows = []
     for name, batch in sizes.compiled:
-        with limited(1 if name.startswith("mlp") else None):
+        with torch_threads(1 if name.startswith("mlp") else 0):  # as `carm run` has it
             torch.compiler.reset()
             steps = {side: Step(name, batch, channels_last=nets.channels_last(name)) for side in ("compiled", "eager")}
             steps["compiled"].net.backbone.compile()

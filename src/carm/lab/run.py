@@ -34,6 +34,7 @@ from carm.lab.parts import make_memory, make_recipe, make_stream, net_maker
 from carm.lab.watch import Moment, Series, Watch
 from carm.memory.errors import CheckpointError, StoreError
 from carm.methods.base import MakeNet, stored_fields
+from carm.nets.threads import torch_threads
 
 log = logging.getLogger("carm")
 VERSION = 1
@@ -80,7 +81,7 @@ class Run:
         self._saved = -float("inf")
 
     def __call__(self, *, resume: bool = False) -> dict[str, Any]:
-        with _threads(self.config.threads or (1 if self.flat else 0)):
+        with torch_threads(self.config.threads or (1 if self.flat else 0)):
             return self._carry_out(resume)
 
     @property
@@ -358,17 +359,6 @@ def run(
 
 
 # -- around it ---------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Torch with so many threads; 0: as it is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from carm import nets
 from carm.lab.config import Config
+from carm.nets.threads import torch_threads
 
 # classes, training samples per class, and input as the nets see it
 SHAPES: dict[str, tuple[int, int, tuple[int, ...]]] = {
@@ -78,9 +79,7 @@ class Estimator:
         return alone / (self.threads**0.7 if alone > 0.01 else 1.0) + _BESIDES
 
     def _time(self, config: Config, shape: tuple[int, ...], batch: int, classes: int) -> float:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with torch_threads(1):
             options: dict[str, Any] = {"width": config.width} if config.width else {}
             net = nets.build(config.net, in_shape=shape, classes=classes, head="fixed", seed=0, **options)
             optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -93,5 +92,3 @@ class Estimator:
                 optimizer.step()
                 taken.append(time.process_time() - begun)
             return min(taken)
-        finally:
-            torch.set_num_threads(before)
