@@ -34,6 +34,24 @@ class Model(RuleBasedStateMachine):
         if label not in self.seen:
             self.seen.append(label)
 
+    @rule(data=st.data(), n=st.integers(0, 60), seed=st.integers(0, 99))
+    def add_some(self, data: st.DataObject, n: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        free = rng.permutation([i for i in range(150) if i not in self.model])[:n]
+        labels = data.draw(st.lists(LABELS, min_size=len(free), max_size=len(free)))
+        self.sets.reserve(150)
+        alike = ClassSets()
+        alike.restore(self.sets.order())
+        alike.reserve(150)
+        self.sets.add_each(free, np.array(labels, np.int64))
+        for item, label in zip(free.tolist(), labels, strict=True):
+            alike.add(item, label)
+            self.model[item] = label, True
+            if label not in self.seen:
+                self.seen.append(label)
+        for (a, b, _), (c, d, _) in zip(self.sets.order(), alike.order(), strict=True):
+            assert (a, b.tolist()) == (c, d.tolist()), "not what adding one by one gives"
+
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:

@@ -136,6 +136,31 @@ class ClassSets:
         if not held:
             self._o[number] += 1
 
+    def add_each(self, items: NDArray[np.integer], labels: NDArray[np.int64]) -> None:
+        """`add`, for different open items at once, in this order."""
+        n = len(items)
+        if n <= _FEW:
+            for item, label in zip(items.tolist(), labels.tolist(), strict=True):
+                self.add(item, label)
+            return
+        names, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+        numbers = np.empty(len(names), np.int64)
+        for i in np.argsort(first).tolist():  # classes are numbered in the order in which they appear
+            numbers[i] = self._class(int(names[i]))
+        come = np.bincount(inverse)
+        before = self._total[numbers]
+        for number, total in zip(numbers.tolist(), (before + come).tolist(), strict=True):
+            if total > self._r[number]:
+                self._grow(number, total)
+            self._t[number] = total  # at once: whoever grows next may move all classes together
+        order = np.argsort(inverse, kind="stable")
+        rank = np.empty(n, np.int64)
+        rank[order] = np.arange(n) - np.repeat(np.cumsum(come) - come, come)
+        number, position = numbers[inverse], before[inverse] + rank
+        self._pool[self._base[number] + position] = items
+        self._open[numbers] += come
+        self._class_of[items], self._position[items], self._held[items] = number, position, False
+
     def remove(self, item: int) -> None:
         """Take `item` out of its set."""
         number = self._c[item]

@@ -636,8 +636,7 @@ class Store:
         self.sets.reserve(need)
         self.ids[handles], self.offsets[handles] = births["id"], births["offset"]
         self.sizes[handles], self.sums[handles] = births["size"], births["checksum"]
-        for handle, label in zip(handles.tolist(), births["label"].tolist(), strict=True):
-            self.sets.add(handle, label)
+        self.sets.add_each(handles, births["label"].astype(np.int64))
         self.count += n
         self.live_bytes += int(padded_each(births["size"]).sum())
         if n:
