@@ -14,6 +14,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,14 @@ def grown(array: NDArray[np.generic], length: int, least: int = 64) -> NDArray[n
     out = np.zeros(max(length + length // 4, least), array.dtype)
     out[: len(array)] = array
     return out
+
+
+_Number = TypeVar("_Number", int, NDArray[np.int64])
+
+
+def _room(total: _Number) -> _Number:
+    """For so many members and a quarter more."""
+    return total + total // 4 + 4
 
 
 _TRIES = 8
@@ -89,30 +98,30 @@ class ClassSets:
         return number
 
     def _grow(self, number: int, total: int) -> None:
-        """Room for `total` members of a class, and a quarter more: at the end of the pool, if there is any left."""
-        room = total + total // 4 + 4
+        """Room for `total` members of a class, and some more: at the end of the pool, if there is any left."""
+        room = _room(total)
         if self._end + room > len(self._pool):
-            self._repack(number, room)
+            totals = self._total[: len(self._names)].copy()
+            totals[number] = total
+            self._repack(totals)
             return
         n, old, new = self._t[number], self._b[number], self._end
         self._pool[new : new + n] = self._pool[old : old + n]
         self._b[number], self._r[number] = new, room
         self._end += room
 
-    def _repack(self, number: int, room: int) -> None:
-        """A larger pool, with all classes side by side. A quarter of it is left for those that grow first."""
-        count = len(self._names)
-        rooms = self._total[:count] + self._total[:count] // 4 + 4
-        rooms[number] = room
-        ends = np.cumsum(rooms)
-        end = int(ends[-1])
+    def _repack(self, totals: NDArray[np.int64]) -> None:
+        """A larger pool, with all classes side by side and room for so many members of each. A quarter of it is left
+        for those that grow first."""
+        count = len(totals)
+        rooms = _room(totals)
+        base, old, members = np.cumsum(rooms) - rooms, self._base[:count], self._total[:count]
+        within = np.arange(int(members.sum())) - np.repeat(np.cumsum(members) - members, members)
+        end = int(rooms.sum())
         pool = np.zeros(end + end // 4, np.int32)
-        for new, old, n in zip(
-            (ends - rooms).tolist(), self._base[:count].tolist(), self._total[:count].tolist(), strict=True
-        ):
-            pool[new : new + n] = self._pool[old : old + n]
+        pool[np.repeat(base, members) + within] = self._pool[np.repeat(old, members) + within]
         self._pool, self._end = pool, end
-        self._base[:count], self._room[:count] = ends - rooms, rooms
+        self._base[:count], self._room[:count] = base, rooms
         self._views()
 
     def _members(self, number: int) -> NDArray[np.int32]:
@@ -144,15 +153,23 @@ class ClassSets:
                 self.add(item, label)
             return
         names, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-        numbers = np.empty(len(names), np.int64)
-        for i in np.argsort(first).tolist():  # classes are numbered in the order in which they appear
-            numbers[i] = self._class(int(names[i]))
+        if not self._numbers.keys() >= set(names.tolist()):
+            for name in names[np.argsort(first)].tolist():  # classes are numbered in the order in which they appear
+                self._class(name)
+        numbers = np.array([self._numbers[name] for name in names.tolist()], np.int64)
         come = np.bincount(inverse)
         before = self._total[numbers]
-        for number, total in zip(numbers.tolist(), (before + come).tolist(), strict=True):
-            if total > self._r[number]:
+        after = before + come
+        small = np.flatnonzero(after > self._room[numbers])
+        if len(small) > 2:
+            totals = self._total[: len(self._names)].copy()
+            totals[numbers] = after
+            self._repack(totals)
+        else:
+            for number, total in zip(numbers[small].tolist(), after[small].tolist(), strict=True):
                 self._grow(number, total)
-            self._t[number] = total  # at once: whoever grows next may move all classes together
+                self._t[number] = total  # at once: the other may move all classes
+        self._total[numbers] = after
         order = np.argsort(inverse, kind="stable")
         rank = np.empty(n, np.int64)
         rank[order] = np.arange(n) - np.repeat(np.cumsum(come) - come, come)

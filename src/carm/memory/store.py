@@ -425,7 +425,9 @@ class Store:
         if pinned is None:
             pinned = np.zeros(len(records), bool)
         victims, left_out = self._make_room(records, pinned)
-        chosen = np.setdiff1d(np.arange(len(records)), left_out)
+        chosen = np.arange(len(records))
+        if left_out:
+            chosen = np.setdiff1d(chosen, left_out)
         offsets, first = self._place(records.sizes[chosen], victims)
         victims = [] if first else victims
         placed = offsets >= 0
