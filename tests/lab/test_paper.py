@@ -252,7 +252,7 @@ def test_shape_of_speed() -> None:
     from carm.lab.paper import speed
 
     def side(swap: str, wall: list[float]) -> dict[str, Any]:
-        place = {"block": "cifar", "method": "er", "cores": "free core", "storage": "slow", "setting": "CarM-50"}
+        place = {"block": "cifar", "method": "er", "cores": "free core", "storage": "slow", "setting": "CarM-100"}
         return place | {"swap": swap, "wall": wall, "cpu": wall, "none": [1.0]}
 
     good = speed.claims([side("async", [1.0, 2.0, 3.0]), side("sync", [40.0, 50.0, 60.0])])

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SLOW = "20MB/s,1ms"
 LIMIT = 5.5
 """Percent: the most that async swaps cost in the paper."""
-_SIDES = (("none", "Original"), ("async", "CarM-50"), ("sync", "CarM-50"), ("async", "CarM-100"), ("sync", "CarM-100"))
+_SIDES = (("none", "Original"), ("async", "CarM-100"), ("sync", "CarM-100"), ("async", "CarM-50"), ("sync", "CarM-50"))
 _SHORT: dict[str, dict[str, Any]] = {  # a few seconds for each run
     "cifar-100": {"tasks": 4, "per_class": 20, "test_per_class": 2},
     "cifar-10": {"tasks": 5, "per_class": 200, "test_per_class": 5},
@@ -62,10 +62,15 @@ class Measurement:
         return [config for _, config in self.cases]
 
     def runs(self, repetitions: int | None = None) -> int:
-        return len(self.cases) * len(self.conditions) * len(_SIDES) * (repetitions or self.repetitions)
+        return len(self.cases) * sum(len(_sides(*c)) for c in self.conditions) * (repetitions or self.repetitions)
 
     def seconds(self, repetitions: int | None = None) -> float:
         return 3.0 * self.runs(repetitions)
+
+
+def _sides(cores: str, storage: str) -> tuple[tuple[str, str], ...]:
+    """CarM-50, which the paper has timed, only where nothing is scarce: it orders half as much as CarM-100."""
+    return _SIDES if (cores, storage) == ("free core", "warm") else _SIDES[:3]
 
 
 def plan_of(plan: Plan) -> Measurement:
@@ -120,7 +125,7 @@ def _measured(
             stream = stream if stream is not None else make_stream(config)
             if not taken:  # what only the first run pays
                 take_turns([partial(_once, config, "none", "Original", "warm", directory, stream)])
-            sides = _SIDES if repetition % 2 == 0 else _SIDES[::-1]
+            sides = _sides(cores, storage) if repetition % 2 == 0 else _sides(cores, storage)[::-1]
             with _cores(cores):
                 spent = take_turns([partial(_once, config, *side, storage, directory, stream) for side in sides])
             where = {"cores": cores, "storage": storage, "repetition": repetition}
@@ -213,7 +218,7 @@ def claims(groups: Sequence[dict[str, Any]]) -> list[Claim]:
             here = [g for g in mine if (g["cores"], g["storage"], g["setting"]) == (cores, storage, setting)]
             text = f"{block}, {cores}, {storage} storage: {setting} in the background costs at most {LIMIT} % of time"
             made += Claim.of(text, [_within(g) for g in here if g["swap"] == "async"])
-        slow = [g for g in mine if (g["cores"], g["storage"], g["setting"]) == ("free core", "slow", "CarM-50")]
+        slow = [g for g in mine if (g["cores"], g["storage"], g["setting"]) == ("free core", "slow", "CarM-100")]
         sync = {g["method"]: median(g["wall"]) for g in slow if g["swap"] == "sync"}
         parts = []
         for g in slow:
