@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -490,3 +491,83 @@ def test_the_helper_process_loads_no_torch(tmp_path: Path) -> None:
         assert "torch" not in maps
         assert "numpy" in maps
         assert os.getsid(pid) != os.getsid(0)  # Ctrl-C in the terminal does not reach it
+
+
+# -- orders of several steps as one ------------------------------------------------------------------------------------
+
+
+class Sent:
+    """Counts the reads that a memory sends to its worker; time goes only when told to."""
+
+    def __init__(self, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert memory._carousel is not None
+        self.sizes: list[int] = []
+        self.now = 1000.0
+        send = memory._carousel._send
+        monkeypatch.setattr(memory._carousel, "_send", lambda order: (self.sizes.append(len(order.sums)), send(order)))
+        monkeypatch.setattr("carm.memory.carousel.time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+@pytest.mark.parametrize("swap", ["thread", "process"])
+@pytest.mark.parametrize("schema", [FIXED, VARIABLE], ids=["fixed", "variable"])
+def test_small_orders_of_quick_steps_go_out_together(
+    tmp_path: Path, swap: str, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Memory(400, storage=tmp_path, engine="preadv", swap=swap, gate=Random(1.0), queue=200) as memory:
+        memory.add(**numbered(2000, schema=schema))
+        memory.flush()
+        sent = Sent(memory, monkeypatch)
+        ordered = 0
+        for _ in range(12):
+            sent.now += 0.004
+            ordered += feed(memory, memory.draw(10))
+        assert memory.stats()["ordered"] == ordered > 100
+        assert sent.sizes[0] == 10, "the first comes after a pause, and has nothing to wait for"
+        assert all(size >= 60 for size in sent.sizes[1:]) and len(sent.sizes) <= 3
+        audit(memory)
+        memory.flush()  # the rest goes out too
+        assert sum(sent.sizes) == ordered == memory.stats()["swapped"] + memory.stats()["dropped"]["slot changed"]
+        audit(memory)
+        after = memory.take(memory.slots)
+        assert keys_of(after, schema).tolist() == after.ids.tolist()
+
+
+def test_orders_that_waited_long_enough_go_out_with_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stored(tmp_path, 500, slots=100, queue=100) as memory:
+        sent = Sent(memory, monkeypatch)
+        feed(memory, memory.draw(5))
+        sent.now += 0.001
+        feed(memory, memory.draw(5))
+        assert len(sent.sizes) == 1
+        sent.now += 0.03
+        memory.poll()
+        assert len(sent.sizes) == 1
+        sent.now += 0.03
+        memory.poll()
+        assert len(sent.sizes) == 2
+        audit(memory)
+
+
+def test_large_orders_and_those_of_slow_steps_go_out_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stored(tmp_path, 1000, slots=400, queue=400) as memory:
+        sent = Sent(memory, monkeypatch)
+        for _ in range(3):
+            sent.now += 0.1
+            feed(memory, memory.draw(5))
+        assert len(sent.sizes) == 3
+        memory.flush()
+        for _ in range(2):
+            sent.now += 0.001
+            feed(memory, memory.draw(100))
+        assert len(sent.sizes) == 5
+
+
+def test_a_short_queue_is_not_filled_with_orders_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stored(tmp_path, 500, slots=40, queue=8) as memory:
+        sent = Sent(memory, monkeypatch)
+        for _ in range(4):
+            sent.now += 0.001
+            feed(memory, memory.draw(2))
+        assert sum(sent.sizes) >= 6

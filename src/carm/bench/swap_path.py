@@ -33,7 +33,7 @@ _PAUSE = 5e-4  # between two looks at the queue; a training step is far longer
 
 def _queue(slots: int, batch: int) -> int:
     """Long enough that the worker always has the next order, and short enough that most slots are not in it."""
-    return max(3 * batch, slots // 8)
+    return max(4 * batch, slots // 4)
 
 
 def _pass(memory: Memory, batch: int) -> list[Batch]:

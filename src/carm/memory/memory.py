@@ -173,7 +173,9 @@ class Memory:
         self._keeper = Keeper(ram, self.store, self._stats, self._rng["select"], self._drain)
         if self.store is not None:
             auto = self.gate.auto
-            self._carousel = Carousel(ram, self.store, self._stats, self._rng["swap"], self._send, auto)
+            self._carousel = Carousel(
+                ram, self.store, self._stats, self._rng["swap"], self._send, auto, at_once=self._kind == "sync"
+            )
             batch, most = self._write_batch, self._write_buffer
             patience = math.inf if self._kind == "sync" else _PATIENCE  # what depends on time does not repeat
             self._intake = Intake(
@@ -438,9 +440,12 @@ class Memory:
     def _collect(self, timeout: float = 0.0) -> None:
         """Look at the worker's reports: publish what was read, confirm what was written, notice if it died."""
         self._check()
-        worker = self._worker
-        if worker is None:
+        worker, carousel = self._worker, self._carousel
+        if worker is None or carousel is None:
             return
+        if carousel.waits:
+            with uninterrupted():
+                carousel.send() if timeout else carousel.send_due()  # who waits, waits for these too
         inbox = worker.receive(timeout)
         if inbox:
             with uninterrupted():
