@@ -189,6 +189,19 @@ def test_many_classes_that_grow_in_turn_and_one_after_the_other() -> None:
             assert sets.members(label).tolist() == np.flatnonzero(labels == label).tolist()
 
 
+def test_a_class_that_shrank_keeps_its_room_when_another_grows() -> None:
+    sets = ClassSets(2000)
+    for item in range(200):
+        sets.add(item, 0)
+    for item in range(190):
+        sets.remove(item)  # 10 members, and room for 200
+    sets.add(500, 1)
+    items = np.concatenate([np.arange(1000, 1150), np.arange(1200, 1800)])
+    sets.add_each(items, np.repeat([0, 1], [150, 600]))  # the one fits; the other makes all move
+    assert sorted(sets.members(0).tolist()) == [*range(190, 200), *range(1000, 1150)]
+    assert sorted(sets.members(1).tolist()) == [500, *range(1200, 1800)]
+
+
 def test_memory_per_item() -> None:
     sets = ClassSets()
     for item in range(5000):

@@ -166,9 +166,12 @@ class ClassSets:
             totals[numbers] = after
             self._repack(totals)
         else:
+            # Those that fit count at once: whoever grows may move all classes, and leaves each the room that it needs.
+            fits = after <= self._room[numbers]
+            self._total[numbers[fits]] = after[fits]
             for number, total in zip(numbers[small].tolist(), after[small].tolist(), strict=True):
                 self._grow(number, total)
-                self._t[number] = total  # at once: the other may move all classes
+                self._t[number] = total
         self._total[numbers] = after
         order = np.argsort(inverse, kind="stable")
         rank = np.empty(n, np.int64)
