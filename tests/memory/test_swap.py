@@ -513,7 +513,7 @@ class Sent:
 def test_small_orders_of_quick_steps_go_out_together(
     tmp_path: Path, swap: str, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Memory(400, storage=tmp_path, engine="preadv", swap=swap, gate=Random(1.0), queue=200) as memory:
+    with Memory(1100, storage=tmp_path, engine="preadv", swap=swap, gate=Random(1.0), queue=200) as memory:
         memory.add(**numbered(2000, schema=schema))
         memory.flush()
         sent = Sent(memory, monkeypatch)
@@ -562,6 +562,15 @@ def test_large_orders_and_those_of_slow_steps_go_out_at_once(tmp_path: Path, mon
             sent.now += 0.001
             feed(memory, memory.draw(100))
         assert len(sent.sizes) == 5
+
+
+def test_orders_of_a_small_memory_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stored(tmp_path, 500, slots=30, queue=30) as memory:
+        sent = Sent(memory, monkeypatch)
+        for _ in range(3):
+            sent.now += 0.001
+            feed(memory, memory.draw(5))
+        assert len(sent.sizes) == 3
 
 
 def test_a_short_queue_is_not_filled_with_orders_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,8 @@ class Carousel:
         if not self._waiting:
             return
         waiting = [self.swaps[ticket] for ticket in self._waiting]
-        enough = min(_ENOUGH, max(1, self.ram.spare_records // 2))
+        # A slot whose order waits cannot be swapped again: in a small memory nearly all would wait, and few be swapped.
+        enough = min(_ENOUGH, self.ram.spare_records // 2, self.ram.capacity // 16)
         late = (time.monotonic() if now is None else now) - waiting[0].ordered > _PATIENCE
         if late or sum(len(swap.slots) for swap in waiting) >= enough:
             self.send()
