@@ -62,7 +62,9 @@ were not tested.
   storage, within the paper's 5.5 % for four methods of seven. The compact nets take 5 to 40 ms a step, and what
   `feedback` does in the training thread is a larger share of that than of a ResNet's step; the rest is time in which
   the worker has the interpreter or the caches. Sides that differ in nothing but chance lie some 5 % apart, and most
-  methods have two repetitions only (ER three). Waiting for slow storage instead costs 16 to 79 % more.
+  methods have two repetitions only (ER three). Waiting for slow storage instead costs 16 to 79 % more. These
+  were measured when orders of quick steps waited for each other in small memories too, which made fewer swaps: today's
+  figures for TinyER and DER++ will be higher (for TinyER +15 and +27 % before that was introduced).
 - **Many lines say "within noise".** Three seeds leave intervals of two to ten points; short runs on CIFAR have eight.
 - **Not run at this scale:** the ablations and 50 tasks have the four methods of the paper's main text, not all seven;
   `device` has three; `joint` has two on CIFAR.
