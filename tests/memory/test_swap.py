@@ -265,6 +265,7 @@ def test_settling_while_orders_are_under_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize("swap", ["thread", "process"])
 def test_the_queue_is_bounded_by_the_spare_rows(tmp_path: Path, swap: str) -> None:
     with stored(tmp_path, 400, slots=100, queue=7, swap=swap, throttle="200kB/s,20ms") as memory:
+        judge_at_once(memory)
         begun = time.monotonic()
         for _ in range(60):
             feed(memory, memory.draw(5))
@@ -301,6 +302,12 @@ def test_small_stores_keep_what_is_in_ram_though_swaps_hold_the_rest(tmp_path: P
         assert (memory._ram is not None) and (memory._ram.handles[memory.slots] >= 0).all()
 
 
+def judge_at_once(memory: Memory) -> None:
+    """Let no batch wait for others."""
+    assert memory._judge is not None
+    memory._judge.at_once = True
+
+
 # -- asynchrony --------------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +323,7 @@ def test_sync_feedback_waits_for_the_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize("swap", ["thread", "process"])
 def test_async_feedback_does_not_wait(tmp_path: Path, swap: str) -> None:
     with stored(tmp_path, 4000, slots=400, swap=swap, throttle="100MB/s,20ms") as memory:
+        judge_at_once(memory)
         feed(memory, memory.draw(4))
         memory.flush()
         taken = []
@@ -348,6 +356,7 @@ def test_swaps_are_published_by_later_calls_without_a_flush(tmp_path: Path, swap
 def test_several_reads_are_under_way_at_once(tmp_path: Path) -> None:
     """Latencies overlap: as many orders as fit side by side take about as long as one."""
     with stored(tmp_path, 4000, slots=400, swap="thread", throttle="100MB/s,20ms") as memory:
+        judge_at_once(memory)
         rounds = 10
 
         def seconds(orders: int) -> float:
@@ -493,7 +502,7 @@ def test_the_helper_process_loads_no_torch(tmp_path: Path) -> None:
         assert os.getsid(pid) != os.getsid(0)  # Ctrl-C in the terminal does not reach it
 
 
-# -- orders of several steps as one ------------------------------------------------------------------------------------
+# -- several steps judged together -------------------------------------------------------------------------------------
 
 
 class Sent:
@@ -505,52 +514,54 @@ class Sent:
         self.now = 1000.0
         send = memory._carousel._send
         monkeypatch.setattr(memory._carousel, "_send", lambda order: (self.sizes.append(len(order.sums)), send(order)))
-        monkeypatch.setattr("carm.memory.carousel.time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("carm.memory.judge.time", SimpleNamespace(monotonic=lambda: self.now))
 
 
 @pytest.mark.parametrize("swap", ["thread", "process"])
 @pytest.mark.parametrize("schema", [FIXED, VARIABLE], ids=["fixed", "variable"])
-def test_small_orders_of_quick_steps_go_out_together(
+def test_small_batches_of_quick_steps_are_judged_together(
     tmp_path: Path, swap: str, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Memory(1100, storage=tmp_path, engine="preadv", swap=swap, gate=Random(1.0), queue=200) as memory:
         memory.add(**numbered(2000, schema=schema))
         memory.flush()
         sent = Sent(memory, monkeypatch)
-        ordered = 0
+        returned = []
         for _ in range(12):
             sent.now += 0.004
-            ordered += feed(memory, memory.draw(10))
-        assert memory.stats()["ordered"] == ordered > 100
-        assert sent.sizes[0] == 10, "the first comes after a pause, and has nothing to wait for"
-        assert all(size >= 60 for size in sent.sizes[1:]) and len(sent.sizes) <= 3
+            returned.append(feed(memory, memory.draw(10)))
+        assert sent.sizes[0] == returned[0] == 10, "the first comes after a pause, and has nothing to wait for"
+        assert returned[1:7] == [0] * 6 and returned[7] == sent.sizes[1] >= 60
+        assert memory.stats()["ordered"] == sum(returned) == sum(sent.sizes)
         audit(memory)
-        memory.flush()  # the rest goes out too
-        assert sum(sent.sizes) == ordered == memory.stats()["swapped"] + memory.stats()["dropped"]["slot changed"]
+        memory.flush()  # the rest is judged too
+        stats = memory.stats()
+        assert stats["picked"] + stats["dropped"]["stale"] == 120
+        assert stats["ordered"] == sum(sent.sizes) == stats["swapped"] + stats["dropped"]["slot changed"]
         audit(memory)
         after = memory.take(memory.slots)
         assert keys_of(after, schema).tolist() == after.ids.tolist()
 
 
-def test_orders_that_waited_long_enough_go_out_with_the_next_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waited_long_enough_is_judged_with_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stored(tmp_path, 500, slots=100, queue=100) as memory:
         sent = Sent(memory, monkeypatch)
         feed(memory, memory.draw(5))
         sent.now += 0.001
         feed(memory, memory.draw(5))
         assert len(sent.sizes) == 1
-        sent.now += 0.03
+        sent.now += 0.06
         memory.poll()
         assert len(sent.sizes) == 1
-        sent.now += 0.03
+        sent.now += 0.06
         memory.poll()
         assert len(sent.sizes) == 2
         audit(memory)
 
 
-def test_large_orders_and_those_of_slow_steps_go_out_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_and_those_of_slow_steps_are_judged_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with stored(tmp_path, 1000, slots=400, queue=400) as memory:
         sent = Sent(memory, monkeypatch)
         for _ in range(3):
@@ -564,19 +575,71 @@ def test_large_orders_and_those_of_slow_steps_go_out_at_once(tmp_path: Path, mon
         assert len(sent.sizes) == 5
 
 
-def test_orders_of_a_small_memory_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with stored(tmp_path, 500, slots=30, queue=30) as memory:
+@pytest.mark.parametrize(("slots", "queue"), [(40, 40), (100, 8)])
+def test_in_a_small_memory_or_with_a_short_queue_little_waits(
+    tmp_path: Path, slots: int, queue: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits cannot be swapped again, so at most a quarter of the slots does."""
+    with stored(tmp_path, 1000, slots=slots, queue=queue) as memory:
         sent = Sent(memory, monkeypatch)
-        for _ in range(3):
+        for _ in range(200):
             sent.now += 0.001
-            feed(memory, memory.draw(5))
-        assert len(sent.sizes) == 3
+            feed(memory, memory.draw(4))
+            if memory._judge is not None and not memory._judge.waits:
+                while memory.stats()["queue_depth"]:
+                    memory.poll()
+        assert max(sent.sizes) <= min(slots // 4, queue) + 3
+        assert memory.stats()["swapped"] > 0.75 * 200 * 4
+        audit(memory)
 
 
-def test_a_short_queue_is_not_filled_with_orders_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with stored(tmp_path, 500, slots=40, queue=8) as memory:
+def test_a_gate_judges_what_waited_by_the_outputs_of_its_own_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model may write its next output over the last one."""
+    with stored(tmp_path, 2000, slots=400, queue=400, gate=Entropy(0.5)) as memory:
         sent = Sent(memory, monkeypatch)
-        for _ in range(4):
+        output = torch.empty(8, CLASSES)
+        before = memory.take(np.arange(64)).ids
+        for step in range(8):
             sent.now += 0.001
-            feed(memory, memory.draw(2))
-        assert sum(sent.sizes) >= 6
+            batch = memory.take(np.arange(8 * step, 8 * step + 8))
+            wrong = torch.arange(8) >= 4  # sure of all, right about the first four
+            output.zero_()
+            output[torch.arange(8), (batch.y + wrong) % CLASSES] = 20.0
+            memory.feedback(batch, output)
+            output.fill_(float("nan"))
+        assert len(sent.sizes) == 1
+        memory.flush()
+        gone = memory.take(np.arange(64)).ids != before
+        assert gone.reshape(8, 8).tolist() == [[True] * 4 + [False] * 4] * 8
+
+
+@pytest.mark.parametrize("logits", [None, torch.zeros(7, CLASSES), torch.zeros(8)])
+def test_bad_outputs_are_complained_about_at_once(
+    tmp_path: Path, logits: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stored(tmp_path, 500, slots=100, gate=Entropy(0.5)) as memory:
+        sent = Sent(memory, monkeypatch)
+        for _ in range(2):
+            memory.feedback(memory.draw(8), torch.zeros(8, CLASSES))
+            sent.now += 0.001
+        with pytest.raises(ValueError, match="logits"):
+            memory.feedback(memory.draw(8), logits)
+        memory.flush()
+        audit(memory)
+
+
+def test_a_sample_that_left_while_it_waited_is_not_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stored(tmp_path, 500, slots=100, queue=100) as memory:
+        sent = Sent(memory, monkeypatch)
+        for _ in range(2):
+            sent.now += 0.001
+            batch = memory.draw(8)
+            feed(memory, batch)
+        assert memory._judge is not None and memory._judge.waits
+        while (memory.take(batch.slots).ids == batch.ids).any():  # a reservoir takes many to replace these
+            memory.add(**numbered(200, 5000))
+        memory.flush()
+        assert memory.stats()["dropped"]["stale"] == 8
+        audit(memory)

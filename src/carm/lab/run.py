@@ -34,6 +34,7 @@ from carm.lab.parts import make_memory, make_recipe, make_stream, net_maker
 from carm.lab.watch import Moment, Series, Watch
 from carm.memory.errors import CheckpointError, StoreError
 from carm.methods.base import MakeNet, stored_fields
+from carm.nets.allocator import keep_freed_memory
 from carm.nets.threads import torch_threads
 
 log = logging.getLogger("carm")
@@ -81,6 +82,7 @@ class Run:
         self._saved = -float("inf")
 
     def __call__(self, *, resume: bool = False) -> dict[str, Any]:
+        keep_freed_memory()
         with torch_threads(self.config.threads or (1 if self.flat else 0)):
             return self._carry_out(resume)
 

@@ -26,13 +26,16 @@ class Batch:
     mask. Fixed fields are tensors, fields of variable length lists of one-dimensional uint8 tensors.
     """
 
-    __slots__ = ("_old", "fields", "ids", "slots")
+    __slots__ = ("_count", "_old", "fields", "ids", "slots")
 
-    def __init__(self, fields: dict[str, Any], slots: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+    def __init__(
+        self, fields: dict[str, Any], slots: NDArray[np.int64], ids: NDArray[np.int64], olds: int | None = None
+    ) -> None:
         self.fields = fields
         self.slots = slots
         self.ids = ids
         self._old: torch.Tensor | None = None
+        self._count = olds
 
     @property
     def old(self) -> torch.Tensor:
@@ -40,6 +43,13 @@ class Batch:
         if self._old is None:
             self._old = torch.from_numpy(self.slots >= 0)
         return self._old
+
+    @property
+    def olds(self) -> int:
+        """How many came from the memory."""
+        if self._count is None:
+            self._count = int(np.count_nonzero(self.slots >= 0))
+        return self._count
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -61,14 +71,14 @@ class Batch:
             name: value.to(device, non_blocking=non_blocking) if isinstance(value, torch.Tensor) else value
             for name, value in self.fields.items()
         }
-        return Batch(fields, self.slots, self.ids)
+        return Batch(fields, self.slots, self.ids, self._count)
 
     def __repr__(self) -> str:
         shapes = {
             k: tuple(v.shape) if isinstance(v, torch.Tensor) else f"{len(v)} byte strings"
             for k, v in self.fields.items()
         }
-        return f"Batch({len(self)} samples, {int((self.slots >= 0).sum())} old, {shapes})"
+        return f"Batch({len(self)} samples, {self.olds} old, {shapes})"
 
 
 def concatenate(parts: list[Batch]) -> Batch:
@@ -79,4 +89,5 @@ def concatenate(parts: list[Batch]) -> Batch:
     for name, first in parts[0].fields.items():
         values = [p.fields[name] for p in parts]
         fields[name] = torch.cat(values) if isinstance(first, torch.Tensor) else [v for value in values for v in value]
-    return Batch(fields, np.concatenate([p.slots for p in parts]), np.concatenate([p.ids for p in parts]))
+    slots, ids = np.concatenate([p.slots for p in parts]), np.concatenate([p.ids for p in parts])
+    return Batch(fields, slots, ids, sum(p.olds for p in parts))

@@ -3,16 +3,12 @@
 An order takes a slot, a stored sample of the same class that is not in RAM, and free blocks; it ends when the worker
 reports. If the slot was given to another sample meanwhile, the replacement is dropped. So slots never change class,
 never wait, and never have two orders.
-
-Where steps follow each other so fast that the worker would be woken for a few samples every few milliseconds, the
-orders of several steps go to it as one: what an order costs beside its bytes is then paid once, and most of that is
-time in which one thread keeps the interpreter from the other.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +21,6 @@ from carm.memory.store import Store
 from carm.memory.swap import ReadDone, ReadOrder
 
 Ints = NDArray[np.int64]
-_QUICK = 0.02  # seconds between two steps that follow each other fast
-_PATIENCE = 0.05  # seconds that an order waits for others at most
-_ENOUGH = 64  # samples that are an order of their own
 
 
 @dataclass(slots=True)
@@ -43,26 +36,6 @@ class Swap:
     first: Ints  # first block of each record
     ordered: float
 
-    @classmethod
-    def joined(cls, parts: Sequence[Swap]) -> Swap:
-        """Several orders as one."""
-        if len(parts) == 1:
-            return parts[0]
-
-        def whole(name: str) -> Ints:
-            return np.concatenate([getattr(part, name) for part in parts])
-
-        return cls(
-            whole("slots"),
-            whole("old_ids"),
-            whole("old_handles"),
-            whole("handles"),
-            whole("blocks"),
-            None if parts[0].sizes is None else whole("sizes"),
-            whole("first"),
-            parts[0].ordered,
-        )
-
 
 class Carousel:
     """The swaps under way between one RAM tier and one store."""
@@ -75,20 +48,14 @@ class Carousel:
         rng: np.random.Generator,
         send: Callable[[ReadOrder], None],
         auto: AutoRatio | None,
-        *,
-        at_once: bool,
     ) -> None:
         self.ram, self.store, self.stats, self.rng, self.auto = ram, store, stats, rng, auto
-        self.at_once = at_once or auto is not None
-        """Whether no order waits for others: synchronous swaps repeat exactly, and the automatic ratio times each."""
         self.outstanding = 0
         """Swaps under way; at most as many as the RAM tier has spare records."""
         self.in_flight = np.zeros(ram.table, bool)
         self.swaps: dict[int, Swap] = {}
         self._send = send
         self._ticket = 0
-        self._waiting: list[int] = []  # tickets of orders that the worker has not been given
-        self._last = 0.0  # when something was last ordered
 
     def order(self, slots: Ints, ids: Ints) -> int:
         """Order a replacement for each of `slots`, which hold the samples `ids`, as far as possible."""
@@ -121,42 +88,9 @@ class Carousel:
         stats.deepest = max(stats.deepest, self.outstanding)
         rows = blocks.astype(np.int64)
         first = rows if sizes is None else ram.first_blocks(rows, sizes)
-        now = time.monotonic()
-        self.swaps[self._ticket] = Swap(slots, ids, old, handles, rows, sizes, first, now)
-        self._waiting.append(self._ticket)
-        quick, self._last = now - self._last < _QUICK, now
-        if self.at_once or not quick or n >= _ENOUGH:
-            self.send()
-        else:
-            self.send_due(now)
+        self.swaps[self._ticket] = Swap(slots, ids, old, handles, rows, sizes, first, time.monotonic())
+        self._send(ReadOrder(self._ticket, store.offsets[handles], sizes, store.sums[handles], rows))
         return n
-
-    @property
-    def waits(self) -> bool:
-        """Whether there are orders that the worker has not been given."""
-        return bool(self._waiting)
-
-    def send_due(self, now: float | None = None) -> None:
-        """Give the worker the orders that wait, if they are many or have waited long."""
-        if not self._waiting:
-            return
-        waiting = [self.swaps[ticket] for ticket in self._waiting]
-        # A slot whose order waits cannot be swapped again: in a small memory nearly all would wait, and few be swapped.
-        enough = min(_ENOUGH, self.ram.spare_records // 2, self.ram.capacity // 16)
-        late = (time.monotonic() if now is None else now) - waiting[0].ordered > _PATIENCE
-        if late or sum(len(swap.slots) for swap in waiting) >= enough:
-            self.send()
-
-    def send(self) -> None:
-        """Give the worker the orders that wait, as one."""
-        if not self._waiting:
-            return
-        swap = Swap.joined([self.swaps.pop(ticket) for ticket in self._waiting])
-        ticket = self._waiting[-1]
-        self._waiting = []
-        self.swaps[ticket] = swap
-        offsets, sums = self.store.offsets[swap.handles], self.store.sums[swap.handles]
-        self._send(ReadOrder(ticket, offsets, swap.sizes, sums, swap.blocks))
 
     def _fit(self, slots: Ints, ids: Ints) -> tuple[Ints, Ints]:
         """Those of `slots` for which an order makes sense now."""
@@ -168,8 +102,7 @@ class Carousel:
             dropped["in flight"] += int(busy.sum())
             dropped["not stored yet"] += int((unstored & ~busy).sum())
             slots, ids = slots[~unfit], ids[~unfit]
-        ascending = np.sort(slots)
-        if np.count_nonzero(ascending[1:] == ascending[:-1]):  # a batch that somebody put together from two draws
+        if len(set(slots.tolist())) < len(slots):  # drawn twice, in one batch or in several
             _, once = np.unique(slots, return_index=True)
             dropped["in flight"] += len(slots) - len(once)
             slots, ids = slots[once], ids[once]
@@ -217,4 +150,3 @@ class Carousel:
             self.ram.release(swap.first)
             self.store.sets.release_each(swap.handles)
         self.swaps.clear()
-        self._waiting = []

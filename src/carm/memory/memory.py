@@ -27,9 +27,10 @@ from carm.memory.bundle import mixed_pass, paired_pass
 from carm.memory.carousel import Carousel
 from carm.memory.draws import Draws
 from carm.memory.errors import CarmError, CheckpointError, SchemaError, WorkerError
-from carm.memory.gate import Entropy, Gate, Signals
+from carm.memory.gate import Entropy, Gate
 from carm.memory.intake import Intake
 from carm.memory.interrupt import uninterrupted
+from carm.memory.judge import Judge
 from carm.memory.keep import Keeper, choose_balanced, load_stored
 from carm.memory.ram import RamReader, RamTier
 from carm.memory.record import Records, Schema
@@ -128,6 +129,7 @@ class Memory:
         self._ram: RamTier | None = None
         self._keeper: Keeper | None = None
         self._carousel: Carousel | None = None
+        self._judge: Judge | None = None
         self._intake: Intake | None = None
         self._worker: Worker | None = None
         self._seen_labels: set[int] = set()
@@ -173,8 +175,9 @@ class Memory:
         self._keeper = Keeper(ram, self.store, self._stats, self._rng["select"], self._drain)
         if self.store is not None:
             auto = self.gate.auto
-            self._carousel = Carousel(
-                ram, self.store, self._stats, self._rng["swap"], self._send, auto, at_once=self._kind == "sync"
+            self._carousel = Carousel(ram, self.store, self._stats, self._rng["swap"], self._send, auto)
+            self._judge = Judge(
+                ram, self._carousel, self._stats, self._rng["gate"], self._columns, at_once=self._kind == "sync"
             )
             batch, most = self._write_batch, self._write_buffer
             patience = math.inf if self._kind == "sync" else _PATIENCE  # what depends on time does not repeat
@@ -321,7 +324,7 @@ class Memory:
         ram = self._ram
         assert ram is not None
         self._stats.drawn += len(slots)
-        return Batch(ram.fields(slots), slots, ram.ids[slots])
+        return Batch(ram.fields(slots), slots, ram.ids[slots], len(slots))
 
     def _empty_batch(self) -> Batch:
         schema = self.schema
@@ -373,53 +376,17 @@ class Memory:
     def feedback(self, batch: Batch, logits: torch.Tensor | None = None, *, target: torch.Tensor | None = None) -> int:
         """Tell the gate what training made of the old samples in `batch`; orders swaps and returns how many.
 
+        Where steps follow each other fast, several are judged together: some calls order nothing, the next one more.
+
         logits   one row per sample of the batch, or per old sample of it. Gates that score by them need them
         target   columns of the right answers, where they are not the labels themselves
         """
         self._collect()
         if self._intake is not None:
             self._intake.pump()
-        carousel, ram, gate = self._carousel, self._ram, self.gate
-        if carousel is None or ram is None:
+        if self._judge is None:
             return 0
-        slots, ids = batch.slots, batch.ids
-        rows = among = None  # positions, in the batch and among its old samples, of those that count, if not all do
-        inside = slots.view(np.uint64) < ram.table  # that is, neither new nor cut off: as unsigned, -1 is very large
-        olds = len(slots)
-        if np.count_nonzero(inside) < olds and slots.min() < 0:
-            rows = np.flatnonzero(slots >= 0)
-            slots, ids, inside = slots[rows], ids[rows], inside[rows]
-            olds = len(slots)
-        if olds == 0 or gate.ratio == 0.0:
-            return 0
-        inside &= ram.ids.take(slots, mode="clip") == ids
-        if np.count_nonzero(inside) < olds:
-            # Their slots have changed hands: neither their labels nor their logits mean anything now.
-            among = np.flatnonzero(inside)
-            self._stats.dropped["stale"] += olds - len(among)
-            rows = among if rows is None else rows[among]
-            slots, ids = slots[among], ids[among]
-        n = len(slots)
-        budget = None
-        if gate.auto is not None:
-            budget = gate.auto.allow(n, carousel.outstanding, time.monotonic())
-        if gate.ratio == 1.0 and budget is None and type(gate).pick is Gate.pick:  # all of them: nothing to pick
-            return self._order(slots, ids)
-        y = ram.labels[slots]
-        if not gate.needs_logits or gate.ratio == 1.0:
-            signals = Signals(y, progress=self.progress)
-        else:
-            scores = _rows("logits", logits, 2, len(batch), olds, rows, among)
-            right = _rows("target", target, 1, len(batch), olds, rows, among)
-            seen = self._columns(scores) if right is None else None
-            signals = Signals(y, scores, right, seen, self.progress)
-        picked = gate.pick(signals, self._rng["gate"], budget=budget)
-        return self._order(slots[picked], ids[picked]) if len(picked) else 0
-
-    def _order(self, slots: Ints, ids: Ints) -> int:
-        assert self._carousel is not None
-        with uninterrupted():
-            ordered = self._carousel.order(slots, ids)
+        ordered = self._judge.hear(self.gate, batch, logits, target, self.progress)
         if self._kind == "sync":
             self._collect()
         return ordered
@@ -443,9 +410,8 @@ class Memory:
         worker, carousel = self._worker, self._carousel
         if worker is None or carousel is None:
             return
-        if carousel.waits:
-            with uninterrupted():
-                carousel.send() if timeout else carousel.send_due()  # who waits, waits for these too
+        if self._judge is not None and self._judge.waits:
+            self._judge.judge_due()
         inbox = worker.receive(timeout)
         if inbox:
             with uninterrupted():
@@ -600,6 +566,8 @@ class Memory:
     def flush(self) -> None:
         """Wait until every sample added so far is on the device, and every swap that was ordered is done."""
         self._write_out()
+        if self._judge is not None:
+            self._judge.judge()
         self._drain()
 
     def _write_out(self) -> None:
@@ -811,22 +779,6 @@ class Memory:
         where = f"storage={str(self.store.directory)!r}" if self.store is not None else "RAM only"
         size = format_bytes(self._ram.layout.nbytes) if self._ram is not None else "empty"
         return f"Memory({len(self)} of {self.capacity} slots, {size}, {where})"
-
-
-def _rows(
-    name: str, given: Any, ndim: int, total: int, olds: int, rows: Ints | None, among: Ints | None
-) -> torch.Tensor | None:
-    """Of what was given for all samples of a batch, or for its old ones, the part for those that count."""
-    if given is None:
-        return None
-    values = torch.as_tensor(given).detach()
-    if values.ndim != ndim or len(values) not in (total, olds):
-        raise ValueError(
-            f"{name} has shape {tuple(values.shape)}; it needs one row for each of the {total} samples of the batch, "
-            f"or of its {olds} old ones"
-        )
-    index = rows if len(values) == total else among
-    return values if index is None else values.index_select(0, torch.from_numpy(index).to(values.device))
 
 
 _OPEN: weakref.WeakSet[Memory] = weakref.WeakSet()

@@ -51,7 +51,7 @@ def take(fields: Mapping[str, Any], rows: Ints) -> Batch:
         else:
             picked[name] = torch.from_numpy(as_array(name, value)[rows])
     nowhere = np.full(len(rows), -1, np.int64)
-    return Batch(picked, nowhere, nowhere)
+    return Batch(picked, nowhere, nowhere, 0)
 
 
 def as_signals(name: str, given: Mapping[str, Any] | None, n: int | None) -> dict[str, NDArray[Any]]:

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 REASONS = (
-    "stale",  # the slot changed between draw and feedback
+    "stale",  # the slot changed between draw and judgement
     "in flight",  # the slot has an order already
     "not stored yet",  # its sample is not on the device yet
     "queue full",  # as many orders are under way as there are spare rows

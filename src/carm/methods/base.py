@@ -230,7 +230,7 @@ class Method:
 
     def feedback(self, batch: Batch, logits: Tensor) -> None:
         """R: let the gate see how the old samples did. Before the backward pass, which hides the swaps."""
-        self.memory.feedback(batch, logits[:, : self.seen], target=batch.y)
+        self.memory.feedback(batch, logits.detach()[:, : self.seen], target=batch.y)
 
     def descend(self, loss: Tensor) -> None:
         self.optimizer.zero_grad()
