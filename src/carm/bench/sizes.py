@@ -23,10 +23,10 @@ class Sizes:
     added: int = 640  # per repetition; a multiple of both batch sizes
     appends: int = 60
     # training
-    rounds: int = 20  # blocks of each loop, or as many (but at least 5) as fit into
+    rounds: int = 100  # blocks of each loop, or as many (but at least 5) as fit into
     seconds: float = 70.0  # on a machine that has other things to do
-    steps: int = 32  # per block; with 32 samples a step and 256 a commit every block has as many commits
-    lead_in: int = 4
+    steps: int = 8  # per block; with 32 samples a step and 256 a commit every block has one commit
+    lead_in: int = 2
     prefill: int = 20_000
     width: int = 16  # channels of the first convolution
     one_thread: bool = True  # whether one torch thread is measured too, and

@@ -30,6 +30,7 @@ from carm.bench.workspace import CLASSES, SMALL, Workspace, samples
 from carm.memory.gate import Entropy
 from carm.memory.memory import Memory
 from carm.memory.store import Store
+from carm.nets.allocator import keep_freed_memory
 
 _NEW = _OLD = 32  # samples a step
 _SLOTS = 2_000
@@ -137,6 +138,7 @@ def run(
 ) -> dict[str, Timings]:
     """Train all loops in turns; called in a fresh process."""
     torch.set_num_threads(threads)
+    keep_freed_memory()  # as `carm run` does
     fresh = samples(SMALL, 8_192 if online else _TASK, np.random.default_rng(6))
     new = {name: torch.from_numpy(np.array(value)) for name, value in fresh.items()}
     rng = np.random.default_rng(7)
