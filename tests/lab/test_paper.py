@@ -259,6 +259,19 @@ def test_shape_of_speed() -> None:
     assert [c.verdict for c in good] == ["holds", "holds"]
     bad = speed.claims([side("async", [10.0, 20.0, 30.0]), side("sync", [4.0, 5.0, 6.0])])
     assert [c.verdict for c in bad] == ["does not hold", "does not hold"]
+    head = speed.claims([side("async", [4.0, 4.5, 5.0]) | {"storage": "warm"}])
+    assert [(c.verdict, "at most 3 %" in c.claim) for c in head] == [("does not hold", True), ("holds", False)]
+
+
+def test_the_headline_of_speed_has_more_repetitions() -> None:
+    from carm.lab.paper import speed
+
+    wanted = speed.plan_of(Plan("laptop", methods=("er",)))
+    rounds = list(wanted.rounds(2))
+    assert [r[2] for r in rounds] == [0] * 4 + [1] * 4 + [2, 3, 4, 5]
+    assert {r[:2] for r in rounds[8:]} == {("free core", "warm")}
+    assert all(r[3] == (("none", "Original"), ("async", "CarM-100")) for r in rounds[8:])
+    assert wanted.runs(2) == 2 * (5 + 3 + 3 + 3) + 4 * 2
 
 
 # -- everything, small -------------------------------------------------------------------------------------------------

@@ -168,10 +168,9 @@ def _section(path: Path, one: Record, pictures: list[str]) -> Iterator[str]:
 
 def _seeds(one: Record) -> str:
     """How many; short runs may have more than long ones."""
-    counts = sorted({len(group["runs"]) for group in one["groups"] if "runs" in group})
-    if not counts:
-        return f"{one['seeds']} repetitions"
-    return f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    of, what = ("wall", "repetitions") if one["name"] == "speed" else ("runs", "seeds")
+    counts = sorted({len(group[of]) for group in one["groups"]})
+    return f"{counts[0]} {what}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} {what}"
 
 
 def markdown(sheet: Sheet) -> str:

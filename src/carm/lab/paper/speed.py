@@ -4,7 +4,8 @@ The sides go on in turns of a tenth of a second, in one process with one torch t
 does meets all of them; each is compared with the run without swapping that was made in the turns between. Timed is the
 training of all bundles but the first, before which there is nothing to swap. Storage is warm, cold (the store's files
 are dropped from the page cache at every task), or as slow as an SD card. With `one core` the process has no second core
-for its swaps: the figure without anything to hide behind.
+for its swaps: the figure without anything to hide behind. Two runs that differ in nothing still lie a few percent
+apart, so the figure that matters most, CarM-100 in the background on warm storage, gets three times the repetitions.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 SLOW = "20MB/s,1ms"
 LIMIT = 5.5
 """Percent: the most that async swaps cost in the paper."""
+GOAL = 3.0
+"""Percent: what CarM-100 in the background shall cost at most where a core is free."""
+_HEADLINE = ("free core", "warm")
 _SIDES = (("none", "Original"), ("async", "CarM-100"), ("sync", "CarM-100"), ("async", "CarM-50"), ("sync", "CarM-50"))
 _SHORT: dict[str, dict[str, Any]] = {  # a few seconds for each run
     "cifar-100": {"tasks": 4, "per_class": 20, "test_per_class": 2},
@@ -56,13 +60,24 @@ class Measurement:
     cases: tuple[tuple[str, Config], ...]
     conditions: tuple[tuple[str, str], ...]
     repetitions: int
+    more: bool  # whether the headline has three times as many
 
     @property
     def configs(self) -> list[Config]:
         return [config for _, config in self.cases]
 
+    def rounds(self, repetitions: int | None = None) -> Iterator[tuple[str, str, int, tuple[tuple[str, str], ...]]]:
+        """Cores, storage, the number of the repetition, and the sides that are measured."""
+        count = repetitions or self.repetitions
+        for number in range(3 * count if self.more else count):
+            for condition in self.conditions:
+                if number < count:
+                    yield *condition, number, _sides(*condition)
+                elif condition == _HEADLINE:
+                    yield *condition, number, _SIDES[:2]
+
     def runs(self, repetitions: int | None = None) -> int:
-        return len(self.cases) * sum(len(_sides(*c)) for c in self.conditions) * (repetitions or self.repetitions)
+        return len(self.cases) * sum(len(sides) for *_, sides in self.rounds(repetitions))
 
     def seconds(self, repetitions: int | None = None) -> float:
         return 3.0 * self.runs(repetitions)
@@ -70,7 +85,7 @@ class Measurement:
 
 def _sides(cores: str, storage: str) -> tuple[tuple[str, str], ...]:
     """CarM-50, which the paper has timed, only where nothing is scarce: it orders half as much as CarM-100."""
-    return _SIDES if (cores, storage) == ("free core", "warm") else _SIDES[:3]
+    return _SIDES if (cores, storage) == _HEADLINE else _SIDES[:3]
 
 
 def plan_of(plan: Plan) -> Measurement:
@@ -84,7 +99,8 @@ def plan_of(plan: Plan) -> Measurement:
             cases.append((block, config.replace(passes=passes, threads=1, **short)))
     storages = ("warm", "slow") if plan.scale == "smoke" else ("warm", "cold", "slow")
     conditions = (*(("free core", storage) for storage in storages), ("one core", "warm"))
-    return Measurement(tuple(cases), conditions, 1 if plan.scale == "smoke" else 3)
+    smoke = plan.scale == "smoke"
+    return Measurement(tuple(cases), conditions, 1 if smoke else 3, more=not smoke)
 
 
 def measure(
@@ -100,7 +116,7 @@ def measure(
     groups: list[dict[str, Any]] = []
     for number, (block, config) in enumerate(wanted.cases):
         config = config.replace(root=root)
-        taken = _measured(config, wanted.conditions, repetitions, out / "speed" / config.key)
+        taken = _measured(config, list(wanted.rounds(repetitions)), out / "speed" / config.key)
         groups += _groups(block, config, taken)
         if console is not None:
             console.print(f"[{number + 1}/{len(wanted.cases)}] speed of {config.method} on {config.data} measured")
@@ -110,28 +126,27 @@ def measure(
 
 
 def _measured(
-    config: Config, conditions: Sequence[tuple[str, str]], repetitions: int, directory: Path
+    config: Config, rounds: Sequence[tuple[str, str, int, tuple[tuple[str, str], ...]]], directory: Path
 ) -> list[dict[str, Any]]:
     """Every repetition under every condition; kept in a file, so that an interrupted measurement goes on."""
     kept = directory / "speed.json"
     taken: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
-    done = {(one["cores"], one["storage"], one["repetition"]) for one in taken}
+    done = {_where(one) for one in taken}
     directory.mkdir(parents=True, exist_ok=True)
     stream = None
-    for repetition in range(repetitions):
-        for cores, storage in conditions:
-            if (cores, storage, repetition) in done:
-                continue
-            stream = stream if stream is not None else make_stream(config)
-            if not taken:  # what only the first run pays
-                take_turns([partial(_once, config, "none", "Original", "warm", directory, stream)])
-            sides = _sides(cores, storage) if repetition % 2 == 0 else _sides(cores, storage)[::-1]
-            with _cores(cores):
-                spent = take_turns([partial(_once, config, *side, storage, directory, stream) for side in sides])
-            where = {"cores": cores, "storage": storage, "repetition": repetition}
-            for (swap, setting), (seconds, cpu) in zip(sides, spent, strict=True):
-                taken.append({**where, "swap": swap, "setting": setting, "seconds": seconds, "cpu": cpu})
-            write_json(kept, taken)
+    for cores, storage, repetition, sides in rounds:
+        if (cores, storage, repetition) in done:
+            continue
+        stream = stream if stream is not None else make_stream(config)
+        if not taken:  # what only the first run pays
+            take_turns([partial(_once, config, "none", "Original", "warm", directory, stream)])
+        order = sides if repetition % 2 == 0 else sides[::-1]
+        with _cores(cores):
+            spent = take_turns([partial(_once, config, *side, storage, directory, stream) for side in order])
+        where = {"cores": cores, "storage": storage, "repetition": repetition}
+        for (swap, setting), (seconds, cpu) in zip(order, spent, strict=True):
+            taken.append({**where, "swap": swap, "setting": setting, "seconds": seconds, "cpu": cpu})
+        write_json(kept, taken)
     return taken
 
 
@@ -216,8 +231,12 @@ def claims(groups: Sequence[dict[str, Any]]) -> list[Claim]:
         places = dict.fromkeys((g["cores"], g["storage"], g["setting"]) for g in mine)
         for cores, storage, setting in places:
             here = [g for g in mine if (g["cores"], g["storage"], g["setting"]) == (cores, storage, setting)]
-            text = f"{block}, {cores}, {storage} storage: {setting} in the background costs at most {LIMIT} % of time"
-            made += Claim.of(text, [_within(g) for g in here if g["swap"] == "async"])
+            head = (cores, storage, setting) == (*_HEADLINE, "CarM-100")
+            for limit in (GOAL, LIMIT) if head else (LIMIT,):
+                text = (
+                    f"{block}, {cores}, {storage} storage: {setting} in the background costs at most {limit} % of time"
+                )
+                made += Claim.of(text, [_within(g, limit) for g in here if g["swap"] == "async"])
         slow = [g for g in mine if (g["cores"], g["storage"], g["setting"]) == ("free core", "slow", "CarM-100")]
         sync = {g["method"]: median(g["wall"]) for g in slow if g["swap"] == "sync"}
         parts = []
@@ -229,10 +248,10 @@ def claims(groups: Sequence[dict[str, Any]]) -> list[Claim]:
     return made
 
 
-def _within(group: dict[str, Any]) -> Part:
+def _within(group: dict[str, Any], limit: float) -> Part:
     middle = median(group["wall"])
     verdict: Verdict = (
-        "holds" if middle <= LIMIT else "within noise" if min(group["wall"]) <= LIMIT else "does not hold"
+        "holds" if middle <= limit else "within noise" if min(group["wall"]) <= limit else "does not hold"
     )
     return Part(group["method"], verdict, _title(group, _spread(group["wall"])))
 
