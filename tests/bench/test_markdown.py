@@ -38,7 +38,7 @@ def test_a_missed_target_is_shown_as_missed() -> None:
 def test_reasons_are_given_for_what_is_missed_and_for_nothing_else() -> None:
     rows = [row(name="draw-256"), row(name="swap-warm", reached=True), row(name="new")]
     text = document.page(None, {"machine": MACHINE, "rows": rows})
-    assert "- **draw-256**. A draw also copies labels" in text
+    assert "- **draw-256**. A draw also chooses" in text
     assert "- **new**. The reason is not known yet." in text
     assert "**swap-warm**" not in text
     reached = document.page({"machine": MACHINE, "rows": [row(reached=True)]}, None)

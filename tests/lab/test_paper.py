@@ -260,7 +260,7 @@ def test_shape_of_speed() -> None:
     bad = speed.claims([side("async", [10.0, 20.0, 30.0]), side("sync", [4.0, 5.0, 6.0])])
     assert [c.verdict for c in bad] == ["does not hold", "does not hold"]
     head = speed.claims([side("async", [4.0, 4.5, 5.0]) | {"storage": "warm"}])
-    assert [(c.verdict, "at most 3 %" in c.claim) for c in head] == [("does not hold", True), ("holds", False)]
+    assert [(c.verdict, "at most 3.0 %" in c.claim) for c in head] == [("does not hold", True), ("holds", False)]
 
 
 def test_the_headline_of_speed_has_more_repetitions() -> None:

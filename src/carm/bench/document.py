@@ -18,8 +18,13 @@ from typing import Any
 from carm.bench.markdown import circumstances, rows_table
 
 _SWAPPING = """
-    The copy itself keeps the interpreter lock; the rest is waiting for a worker thread that has it. With
-    `swap="process"` a draw loses less, to caches and cores that are shared.
+    A part of what is drawn has just been written by the other core, and must come from its cache. The copy itself keeps
+    the interpreter lock; the rest is waiting for a worker thread that has it. With `swap="process"` there is no such
+    lock, and a draw of 64 loses less.
+    """
+_PROCESS = """
+    The helper process has its own interpreter and pickles orders and reports; `swap="async"` is the thread, not least
+    because of these rows.
     """
 REASONS: dict[str, str] = {
     "swap-warm": """
@@ -30,27 +35,29 @@ REASONS: dict[str, str] = {
         """,
     "swap-cold-3k": """
         Reading is bound by the processor (the kernel takes 4 to 5 microseconds a record), so on two cores the work that
-        a swap is beside its read is in its way. A part of that work is for each order, not for each sample; that is
-        probably why batches of 128 do worse than those of 256, but it was not measured apart.
+        a swap is beside its read is in its way.
+        """,
+    "swap-cold-110k": """
+        It goes by the run: raw reads made 21,000 to 27,000 records a second here, and earlier and later runs on the
+        same machine gave ratios of 0.84, 1.08 and 1.15. Checksum and copy take 36 microseconds a record, as long as the
+        device does; record by record, so that a copy finds its data in the cache, they take longer (39 to 57).
         """,
     "append": """
-        An earlier run on a machine of the same kind gave 0.33. Every batch makes two syncs, of the data and of the
-        catalogue, against one; the quartiles here are wide, and which part of it is the device was not examined.
+        Every batch makes two syncs, of the data and of the catalogue, against one; which part of it is the device was
+        not examined.
         """,
-    "train-warm": """
-        The rows with one torch thread miss, those with two reach it. What the memory does in the training thread is
-        then not hidden by anything; that it is this and not caches or the scheduler was not examined. No reason was
-        looked for why the helper process does worse than the thread.
+    "train-warm": _PROCESS,
+    "train-cold": """
+        A thousandth above it, with quartiles from 0.98 to 1.09: this run does not tell the target from a miss.
         """,
-    "train-cold": "As for train-warm; not examined further.",
-    "train-throttled": """
-        With one torch thread, as for train-warm; the quartiles reach from below 1 to 1.17, so this run does not tell
-        the target from a miss.
-        """,
+    "train-throttled": "The quartiles are wide; this run does not tell the target from a miss.",
     "decode": "Not examined; the target was set for two cores with nothing else on them.",
     "draw-64-swapping": _SWAPPING,
     "draw-256-swapping": _SWAPPING,
-    "draw-256": "A draw also copies labels and ids, and makes tensors: about 15 microseconds a call.",
+    "draw-256": """
+        A draw also chooses, copies labels and ids, and makes tensors: about 20 microseconds a call. With 10,000 slots,
+        where the copy takes longer, that is less of it.
+        """,
     "profile": "The rows below it show which part takes the rest.",
 }
 """Why a benchmark misses its target, by name; shown only when it does."""
