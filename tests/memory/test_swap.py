@@ -16,6 +16,7 @@ import torch
 from patterns import FIXED, VARIABLE, audit, keys_of, samples
 
 from carm.memory.aio import DEPTH
+from carm.memory.batch import Batch
 from carm.memory.gate import Entropy, Gate, Random
 from carm.memory.memory import Memory
 from carm.memory.ram import RamTier
@@ -517,6 +518,30 @@ class Sent:
         monkeypatch.setattr("carm.memory.judge.time", SimpleNamespace(monotonic=lambda: self.now))
 
 
+def passing(memory: Memory, n: int) -> Batch:
+    """A batch as of a pass."""
+    batch = memory.draw(n)
+    batch.of_pass = True
+    return batch
+
+
+def test_batches_of_a_pass_wait_and_draws_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stored(tmp_path, 1000, slots=400, queue=400) as memory:
+        sent = Sent(memory, monkeypatch)
+        for _ in range(5):
+            sent.now += 0.001
+            feed(memory, memory.draw(5))
+        assert len(sent.sizes) == 5
+        before = len(sent.sizes)
+        for batch in memory.bundle(batch_size=20):
+            sent.now += 0.001
+            feed(memory, batch.to("cpu"))
+        memory.flush()
+        assert len(sent.sizes) - before == 5  # 80 samples each, of 400
+        assert sum(sent.sizes[before:]) >= 400 - 25  # all but those that were still being swapped
+        audit(memory)
+
+
 @pytest.mark.parametrize("swap", ["thread", "process"])
 @pytest.mark.parametrize("schema", [FIXED, VARIABLE], ids=["fixed", "variable"])
 def test_small_batches_of_quick_steps_are_judged_together(
@@ -529,7 +554,7 @@ def test_small_batches_of_quick_steps_are_judged_together(
         returned = []
         for _ in range(12):
             sent.now += 0.004
-            returned.append(feed(memory, memory.draw(10)))
+            returned.append(feed(memory, passing(memory, 10)))
         assert sent.sizes[0] == returned[0] == 10, "the first comes after a pause, and has nothing to wait for"
         assert returned[1:7] == [0] * 6 and returned[7] == sent.sizes[1] >= 60
         assert memory.stats()["ordered"] == sum(returned) == sum(sent.sizes)
@@ -546,9 +571,9 @@ def test_small_batches_of_quick_steps_are_judged_together(
 def test_what_waited_long_enough_is_judged_with_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stored(tmp_path, 500, slots=100, queue=100) as memory:
         sent = Sent(memory, monkeypatch)
-        feed(memory, memory.draw(5))
+        feed(memory, passing(memory, 5))
         sent.now += 0.001
-        feed(memory, memory.draw(5))
+        feed(memory, passing(memory, 5))
         assert len(sent.sizes) == 1
         sent.now += 0.06
         memory.poll()
@@ -566,12 +591,12 @@ def test_large_batches_and_those_of_slow_steps_are_judged_at_once(
         sent = Sent(memory, monkeypatch)
         for _ in range(3):
             sent.now += 0.1
-            feed(memory, memory.draw(5))
+            feed(memory, passing(memory, 5))
         assert len(sent.sizes) == 3
         memory.flush()
         for _ in range(2):
             sent.now += 0.001
-            feed(memory, memory.draw(100))
+            feed(memory, passing(memory, 100))
         assert len(sent.sizes) == 5
 
 
@@ -584,7 +609,7 @@ def test_in_a_small_memory_or_with_a_short_queue_little_waits(
         sent = Sent(memory, monkeypatch)
         for _ in range(200):
             sent.now += 0.001
-            feed(memory, memory.draw(4))
+            feed(memory, passing(memory, 4))
             if memory._judge is not None and not memory._judge.waits:
                 while memory.stats()["queue_depth"]:
                     memory.poll()
@@ -604,6 +629,7 @@ def test_a_gate_judges_what_waited_by_the_outputs_of_its_own_step(
         for step in range(8):
             sent.now += 0.001
             batch = memory.take(np.arange(8 * step, 8 * step + 8))
+            batch.of_pass = True
             wrong = torch.arange(8) >= 4  # sure of all, right about the first four
             output.zero_()
             output[torch.arange(8), (batch.y + wrong) % CLASSES] = 20.0
@@ -622,10 +648,10 @@ def test_bad_outputs_are_complained_about_at_once(
     with stored(tmp_path, 500, slots=100, gate=Entropy(0.5)) as memory:
         sent = Sent(memory, monkeypatch)
         for _ in range(2):
-            memory.feedback(memory.draw(8), torch.zeros(8, CLASSES))
+            memory.feedback(passing(memory, 8), torch.zeros(8, CLASSES))
             sent.now += 0.001
         with pytest.raises(ValueError, match="logits"):
-            memory.feedback(memory.draw(8), logits)
+            memory.feedback(passing(memory, 8), logits)
         memory.flush()
         audit(memory)
 
@@ -635,7 +661,7 @@ def test_a_sample_that_left_while_it_waited_is_not_swapped(tmp_path: Path, monke
         sent = Sent(memory, monkeypatch)
         for _ in range(2):
             sent.now += 0.001
-            batch = memory.draw(8)
+            batch = passing(memory, 8)
             feed(memory, batch)
         assert memory._judge is not None and memory._judge.waits
         while (memory.take(batch.slots).ids == batch.ids).any():  # a reservoir takes many to replace these

@@ -26,7 +26,7 @@ class Batch:
     mask. Fixed fields are tensors, fields of variable length lists of one-dimensional uint8 tensors.
     """
 
-    __slots__ = ("_count", "_old", "fields", "ids", "slots")
+    __slots__ = ("_count", "_old", "fields", "ids", "of_pass", "slots")
 
     def __init__(
         self, fields: dict[str, Any], slots: NDArray[np.int64], ids: NDArray[np.int64], olds: int | None = None
@@ -36,6 +36,8 @@ class Batch:
         self.ids = ids
         self._old: torch.Tensor | None = None
         self._count = olds
+        self.of_pass = False
+        """Whether it is of a pass that shows every sample once, so that its samples are not drawn again soon."""
 
     @property
     def old(self) -> torch.Tensor:
@@ -71,7 +73,9 @@ class Batch:
             name: value.to(device, non_blocking=non_blocking) if isinstance(value, torch.Tensor) else value
             for name, value in self.fields.items()
         }
-        return Batch(fields, self.slots, self.ids, self._count)
+        moved = Batch(fields, self.slots, self.ids, self._count)
+        moved.of_pass = self.of_pass
+        return moved
 
     def __repr__(self) -> str:
         shapes = {

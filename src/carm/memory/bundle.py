@@ -29,7 +29,9 @@ def mixed_pass(memory: Memory, new: dict[str, Any], batch_size: int, rng: np.ran
         if len(old):
             parts.append(memory.take(old))
         if parts:
-            yield concatenate(parts)
+            batch = concatenate(parts)
+            batch.of_pass = True
+            yield batch
 
 
 def paired_pass(

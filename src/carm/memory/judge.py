@@ -2,7 +2,8 @@
 
 After a training step the processor's caches hold nothing of this: the few calls that it takes cost ten times what they
 cost in a row, and push out what the next step needs. So where steps follow each other fast, what training says of
-several small batches is kept, and judged together.
+several small batches is kept, and judged together. Only batches of a pass wait, for their samples are not drawn again
+before the pass is over; a sample of random draws might be, and would then be learnt from twice.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Judge:
             return 0
         now = time.monotonic()
         quick, self._last = now - self._last < _QUICK, now
-        waits = quick and not self.at_once and gate.auto is None
+        waits = quick and batch.of_pass and not self.at_once and gate.auto is None
         if _takes_all(gate):
             logits = target = None
         elif waits:
@@ -90,7 +91,7 @@ class Judge:
     def judge_due(self, now: float | None = None) -> int:
         """Judge what waits, if it is much or has waited long."""
         if self._count < _ENOUGH:
-            # What waits cannot be swapped again: in a small memory nearly all would wait, and little be swapped.
+            # What the last batches of a pass let go should be replaced early in the next one.
             enough = min(self.ram.spare_records, self.ram.capacity // 4)
             since = (time.monotonic() if now is None else now) - self._since
             if self._count < enough and since <= _PATIENCE:

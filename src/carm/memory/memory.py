@@ -376,7 +376,8 @@ class Memory:
     def feedback(self, batch: Batch, logits: torch.Tensor | None = None, *, target: torch.Tensor | None = None) -> int:
         """Tell the gate what training made of the old samples in `batch`; orders swaps and returns how many.
 
-        Where steps follow each other fast, several are judged together: some calls order nothing, the next one more.
+        Where steps follow each other fast, several batches of a `bundle` are judged together: some calls order nothing,
+        the next one more.
 
         logits   one row per sample of the batch, or per old sample of it. Gates that score by them need them
         target   columns of the right answers, where they are not the labels themselves
