@@ -70,7 +70,7 @@ were not tested.
   that differ in nothing lie some 5 % apart; the figure has six repetitions, the others two; TinyER and DER++ were
   measured half an hour after the others. Waiting for slow storage instead costs 15 to 81 % more.
 - **Many lines say "within noise".** Three seeds leave intervals of two to ten points; short runs on CIFAR have eight.
-- **Not run at this scale:** 50 tasks for iCaRL and GDumb; `device` has three methods; `joint` has two on CIFAR. The
+- **Not run at this scale:** 50 tasks for iCaRL and GDumb; `joint` for five methods on CIFAR. The
   runs were made over a day in which the code changed; changes that alter what is learnt were followed by new runs.
 """
 _MARKS = {"holds": "✓", "holds in part": "◐", "within noise": "~", "does not hold": "✗"}
