@@ -18,13 +18,14 @@ from typing import Any
 from carm.bench.markdown import circumstances, rows_table
 
 _SWAPPING = """
-    A part of what is drawn has just been written by the other core, and must come from its cache. The copy itself keeps
-    the interpreter lock; the rest is waiting for a worker thread that has it. With `swap="process"` there is no such
-    lock, and a draw of 64 loses less.
+    The copy itself keeps the interpreter lock; the rest is waiting for a worker thread that has it, and, we think, that
+    a part of what is drawn has just been written by the other core. With `swap="process"` there is no such lock, and a
+    draw of 64 loses less.
     """
 _PROCESS = """
     The helper process has its own interpreter and pickles orders and reports; `swap="async"` is the thread, not least
-    because of these rows.
+    because of these rows. In this run, steps of less than 50 ms (those with two torch threads, warm and cold) had their
+    batches judged two at a time; since then batches of random draws are judged one by one, which costs a little more.
     """
 REASONS: dict[str, str] = {
     "swap-warm": """

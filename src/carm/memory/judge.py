@@ -82,6 +82,7 @@ class Judge:
             waits = _plain(logits, 2, n) and (target is None or _plain(target, 1, n))
             if waits:  # a model may write its next output over this one
                 logits = logits.detach().clone()
+                target = None if target is None else target.clone()
         if not self._heard:
             self._since = now
         self._heard.append(Heard(gate, batch.slots, batch.ids, logits, target, progress))
