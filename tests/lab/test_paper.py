@@ -274,6 +274,17 @@ def test_the_headline_of_speed_has_more_repetitions() -> None:
     assert wanted.runs(2) == 2 * (5 + 3 + 3 + 3) + 4 * 2
 
 
+def test_what_speed_measured_is_what_it_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from carm.lab.paper import speed
+
+    wanted = speed.plan_of(Plan("smoke", methods=("er",)))
+    rounds = list(wanted.rounds(1))
+    monkeypatch.setattr(speed, "take_turns", lambda sides: [(1 / 3 + n, 1 / 7 + n) for n, _ in enumerate(sides)])
+    first = speed._measured(wanted.configs[0], rounds, tmp_path)
+    assert {one["seconds"] for one in first} >= {0.333333, 1.333333}
+    assert speed._measured(wanted.configs[0], rounds, tmp_path) == first
+
+
 # -- everything, small -------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from carm.bench.workspace import drop_cache
 from carm.lab.config import Config
-from carm.lab.files import write_json
+from carm.lab.files import plain, write_json
 from carm.lab.paper.cases import SWAPS, Plan
 from carm.lab.paper.experiments import EXPERIMENTS
 from carm.lab.paper.noise import Claim, Part, Verdict
@@ -145,7 +145,7 @@ def _measured(
             spent = take_turns([partial(_once, config, *side, storage, directory, stream) for side in order])
         where = {"cores": cores, "storage": storage, "repetition": repetition}
         for (swap, setting), (seconds, cpu) in zip(order, spent, strict=True):
-            taken.append({**where, "swap": swap, "setting": setting, "seconds": seconds, "cpu": cpu})
+            taken.append(plain({**where, "swap": swap, "setting": setting, "seconds": seconds, "cpu": cpu}))  # as kept
         write_json(kept, taken)
     return taken
 
