@@ -267,18 +267,33 @@ def test_the_headline_of_speed_has_more_repetitions() -> None:
     from carm.lab.paper import speed
 
     wanted = speed.plan_of(Plan("laptop", methods=("er",)))
-    rounds = list(wanted.rounds(2))
+    small, papers = wanted.cases
+    rounds = wanted.rounds(small, 2)
     assert [r[2] for r in rounds] == [0] * 4 + [1] * 4 + [2, 3, 4, 5]
     assert {r[:2] for r in rounds[8:]} == {("free core", "warm")}
     assert all(r[3] == (("none", "Original"), ("async", "CarM-100")) for r in rounds[8:])
-    assert wanted.runs(2) == 2 * (5 + 3 + 3 + 3) + 4 * 2
+    assert [r[2] for r in wanted.rounds(papers, 2)] == [0, 1]
+    assert {r[:2] for r in wanted.rounds(papers, 2)} == {("free core", "warm")}
+    assert wanted.runs(2) == 2 * (5 + 3 + 3 + 3) + 4 * 2 + 2 * 2
+
+
+def test_speed_also_has_the_papers_nets() -> None:
+    from carm.lab.paper import speed
+
+    mine = {case.config.method: case.config for case in speed.plan_of(Plan("laptop")).cases if "paper" in case.block}
+    assert list(mine) == list(numbers.METHODS)
+    for method, found in mine.items():
+        full = config("cifar", method, "CarM-100")
+        assert (found.net, found.width, found.batch, found.augment) == (full.net, full.width, full.batch, full.augment)
+        assert found.em < found.per_class * (100 if found.data == "cifar-100" else 10), "else there is nothing to swap"
+    assert all("paper" not in case.block for case in speed.plan_of(Plan("smoke")).cases)
 
 
 def test_what_speed_measured_is_what_it_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from carm.lab.paper import speed
 
     wanted = speed.plan_of(Plan("smoke", methods=("er",)))
-    rounds = list(wanted.rounds(1))
+    rounds = wanted.rounds(wanted.cases[0], 1)
     monkeypatch.setattr(speed, "take_turns", lambda sides: [(1 / 3 + n, 1 / 7 + n) for n, _ in enumerate(sides)])
     first = speed._measured(wanted.configs[0], rounds, tmp_path)
     assert {one["seconds"] for one in first} >= {0.333333, 1.333333}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from statistics import median, stdev
 from typing import Any
@@ -107,7 +108,8 @@ def _speed(one: Record) -> Iterator[Figure]:
         for cores, storage in dict.fromkeys((g["cores"], g["storage"]) for g in one["groups"] if g["block"] == block):
             mine = [g for g in one["groups"] if (g["block"], g["cores"], g["storage"]) == (block, cores, storage)]
             title = f"Growth of training time ({block}, {cores}, {storage} storage)"
-            yield f"speed-{block}-{cores.replace(' ', '-')}-{storage}", title, _growth(mine, title)
+            words = re.findall("[a-z0-9]+", f"speed {block} {cores} {storage}".replace("'", ""))
+            yield "-".join(words), title, _growth(mine, title)
 
 
 def _growth(groups: Sequence[dict[str, Any]], title: str) -> str:

@@ -6,6 +6,9 @@ training of all bundles but the first, before which there is nothing to swap. St
 are dropped from the page cache at every task), or as slow as an SD card. With `one core` the process has no second core
 for its swaps: the figure without anything to hide behind. Two runs that differ in nothing still lie a few percent
 apart, so the figure that matters most, CarM-100 in the background on warm storage, gets three times the repetitions.
+
+What a swap costs does not depend on the net, so the small CNN of scale `laptop`, whose steps take 7 to 50 ms, shows the
+most that it can come to. A second block has that one figure with the nets, batches and gates of the paper.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from carm.lab.paper.noise import Claim, Part, Verdict
 from carm.lab.paper.numbers import METHODS, SPEED
 from carm.lab.paper.turns import Turn, Turns, take_turns
 from carm.lab.parts import make_stream
+from carm.lab.presets import preset
 from carm.lab.run import run
 from carm.methods import TITLES
 
@@ -51,36 +55,61 @@ _SHORT: dict[str, dict[str, Any]] = {  # a few seconds for each run
 }
 _PASSES = {"tiny-er": 1, "gdumb": 12, "der++": 3, "rm": 12}
 """At scale laptop, so that methods whose passes are short have as long runs; others 2."""
+_NETS = "cifar, the paper's nets"
+_NETS_SHORT: dict[str, dict[str, Any]] = {  # some twenty steps; old and new as in the paper
+    "er": {"tasks": 2, "per_class": 20, "em": 400, "passes": 2},
+    "icarl": {"tasks": 2, "per_class": 20, "em": 400, "passes": 2},
+    "bic": {"tasks": 2, "per_class": 20, "em": 400, "passes": 2},
+    "tiny-er": {"tasks": 4, "per_class": 20, "em": 100, "passes": 1},
+    "gdumb": {"tasks": 5, "per_class": 50, "em": 100, "passes": 1},
+    "rm": {"tasks": 5, "per_class": 50, "em": 100, "passes": 1},
+    "der++": {"tasks": 5, "per_class": 32, "em": 100, "passes": 1},
+}
+Round = tuple[str, str, int, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A configuration that is measured under `conditions` (cores, storage), and the block of the table it is in."""
+
+    block: str
+    config: Config
+    conditions: tuple[tuple[str, str], ...]
+    seconds: float  # that a run takes, roughly
+
+    def rounds(self, count: int, more: bool) -> Iterator[Round]:
+        """Cores, storage, the number of the repetition, and the sides that are measured."""
+        for number in range(count):
+            for condition in self.conditions:
+                yield *condition, number, _SIDES[:2] if self.block == _NETS else _sides(*condition)
+        if more and self.block != _NETS:
+            for number in range(count, 3 * count):
+                yield *_HEADLINE, number, _SIDES[:2]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is measured at a scale: configurations by block, under `conditions` (cores, storage)."""
+    """What is measured at a scale."""
 
-    cases: tuple[tuple[str, Config], ...]
-    conditions: tuple[tuple[str, str], ...]
+    cases: tuple[Measured, ...]
     repetitions: int
     more: bool  # whether the headline has three times as many
 
     @property
     def configs(self) -> list[Config]:
-        return [config for _, config in self.cases]
+        return [case.config for case in self.cases]
 
-    def rounds(self, repetitions: int | None = None) -> Iterator[tuple[str, str, int, tuple[tuple[str, str], ...]]]:
-        """Cores, storage, the number of the repetition, and the sides that are measured."""
-        count = repetitions or self.repetitions
-        for number in range(3 * count if self.more else count):
-            for condition in self.conditions:
-                if number < count:
-                    yield *condition, number, _sides(*condition)
-                elif condition == _HEADLINE:
-                    yield *condition, number, _SIDES[:2]
+    def rounds(self, case: Measured, repetitions: int | None = None) -> list[Round]:
+        return list(case.rounds(repetitions or self.repetitions, self.more))
+
+    def _runs(self, case: Measured, repetitions: int | None) -> int:
+        return sum(len(sides) for *_, sides in self.rounds(case, repetitions))
 
     def runs(self, repetitions: int | None = None) -> int:
-        return len(self.cases) * sum(len(sides) for *_, sides in self.rounds(repetitions))
+        return sum(self._runs(case, repetitions) for case in self.cases)
 
     def seconds(self, repetitions: int | None = None) -> float:
-        return 3.0 * self.runs(repetitions)
+        return sum(case.seconds * self._runs(case, repetitions) for case in self.cases)
 
 
 def _sides(cores: str, storage: str) -> tuple[tuple[str, str], ...]:
@@ -90,17 +119,22 @@ def _sides(cores: str, storage: str) -> tuple[tuple[str, str], ...]:
 
 def plan_of(plan: Plan) -> Measurement:
     default = {"full": ("cifar",), "laptop": ("cifar",), "smoke": ("digits",)}[plan.scale]
+    smoke, laptop = plan.scale == "smoke", plan.scale == "laptop"
+    storages = ("warm", "slow") if smoke else ("warm", "cold", "slow")
+    conditions = (*(("free core", storage) for storage in storages), ("one core", "warm"))
     cases = []
     for block, data in plan.chosen(default).items():
         for method in plan.some(["er"], METHODS):
             config = plan.base(method, data[method])
             short = {} if plan.scale == "full" else _SHORT[config.data]
-            passes = min(config.passes, _PASSES.get(method, 2) if plan.scale == "laptop" else 2)
-            cases.append((block, config.replace(passes=passes, threads=1, **short)))
-    storages = ("warm", "slow") if plan.scale == "smoke" else ("warm", "cold", "slow")
-    conditions = (*(("free core", storage) for storage in storages), ("one core", "warm"))
-    smoke = plan.scale == "smoke"
-    return Measurement(tuple(cases), conditions, 1 if smoke else 3, more=not smoke)
+            passes = min(config.passes, _PASSES.get(method, 2) if laptop else 2)
+            config = config.replace(passes=passes, threads=1, **short)
+            cases.append(Measured(block, config, conditions, 3.0))
+        if laptop and block == "cifar":
+            for method in plan.some(METHODS):
+                config = preset(method, data[method], "full").replace(device=plan.device, threads=1, test_per_class=1)
+                cases.append(Measured(_NETS, config.replace(**_NETS_SHORT[method]), (_HEADLINE,), 25.0))
+    return Measurement(tuple(cases), 1 if smoke else 3, more=not smoke)
 
 
 def measure(
@@ -114,10 +148,10 @@ def measure(
     repetitions = repetitions or wanted.repetitions
     require_data([Job(config) for config in wanted.configs], plan.scale, root)
     groups: list[dict[str, Any]] = []
-    for number, (block, config) in enumerate(wanted.cases):
-        config = config.replace(root=root)
-        taken = _measured(config, list(wanted.rounds(repetitions)), out / "speed" / config.key)
-        groups += _groups(block, config, taken)
+    for number, case in enumerate(wanted.cases):
+        config = case.config.replace(root=root)
+        taken = _measured(config, wanted.rounds(case, repetitions), out / "speed" / config.key)
+        groups += _groups(case.block, config, taken)
         if console is not None:
             console.print(f"[{number + 1}/{len(wanted.cases)}] speed of {config.method} on {config.data} measured")
     shape = [vars(claim) for claim in claims(groups)]
@@ -125,9 +159,7 @@ def measure(
     return record(EXPERIMENTS["speed"], plan, out, **parts)
 
 
-def _measured(
-    config: Config, rounds: Sequence[tuple[str, str, int, tuple[tuple[str, str], ...]]], directory: Path
-) -> list[dict[str, Any]]:
+def _measured(config: Config, rounds: Sequence[Round], directory: Path) -> list[dict[str, Any]]:
     """Every repetition under every condition; kept in a file, so that an interrupted measurement goes on."""
     kept = directory / "speed.json"
     taken: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
