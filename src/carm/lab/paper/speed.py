@@ -62,7 +62,7 @@ _NETS_SHORT: dict[str, dict[str, Any]] = {  # some twenty steps; old and new as 
     "bic": {"tasks": 2, "per_class": 20, "em": 400, "passes": 2},
     "tiny-er": {"tasks": 4, "per_class": 20, "em": 100, "passes": 1},
     "gdumb": {"tasks": 5, "per_class": 50, "em": 100, "passes": 1},
-    "rm": {"tasks": 5, "per_class": 50, "em": 100, "passes": 1},
+    "rm": {"tasks": 2, "per_class": 16, "em": 64, "passes": 6},
     "der++": {"tasks": 5, "per_class": 32, "em": 100, "passes": 1},
 }
 Round = tuple[str, str, int, tuple[tuple[str, str], ...]]
