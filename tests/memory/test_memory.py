@@ -267,6 +267,65 @@ def test_passes_made_one_by_one_say_their_progress_themselves(tmp_path: Path) ->
     assert seen == [0.0, 0.0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75]
 
 
+class Own(Random):
+    """Picks for itself, by logits."""
+
+    needs_logits = True
+    given: Any = None
+
+    def pick(self, signals: Any, rng: Any, *, budget: int | None = None) -> Any:
+        self.given = signals.logits
+        return np.zeros(1, np.int64)
+
+
+def test_a_gate_that_picks_itself_gets_the_logits(tmp_path: Path) -> None:
+    gate = Own(1.0)
+    with filled(40, storage=tmp_path, swap="sync", gate=gate) as memory:
+        batch = memory.draw(5)
+        logits = torch.randn(5, CLASSES)
+        assert memory.feedback(batch, logits) == 1
+        assert torch.equal(gate.given, logits)
+
+
+@pytest.mark.parametrize("gate", [Own(1.0), Entropy(0.5), Entropy("auto")], ids=["own", "entropy", "auto"])
+def test_a_gate_that_needs_logits_insists_on_them(tmp_path: Path, gate: Any) -> None:
+    with filled(40, storage=tmp_path, gate=gate) as memory:
+        with pytest.raises(ValueError, match=f"{type(gate).__name__} needs logits"):
+            memory.feedback(memory.draw(5))
+        memory.feedback(memory.draw(5), torch.zeros(5, CLASSES))
+
+
+def test_a_gate_that_comes_later_learns_what_storage_does(tmp_path: Path) -> None:
+    with filled(40, storage=tmp_path, swap="sync", gate=Random(1.0)) as memory:
+        memory.gate = Random("auto")
+        for _ in range(30):
+            memory.feedback(memory.draw(8))
+        assert memory.feedback(memory.draw(8)) > 2
+
+
+def test_a_memory_that_is_closed_judges_nothing_and_stores_everything(tmp_path: Path) -> None:
+    class Broken(Random):
+        def score(self, signals: Any, rng: Any) -> Any:
+            raise RuntimeError("a gate with a mistake")
+
+    memory = filled(40, storage=tmp_path, gate=Broken(0.5), slots=400, queue=300, write_batch=10_000)
+    memory.add(**numbered(5, 40))
+    judge = memory._judge
+    assert judge is not None
+    batch = next(memory.bundle(batch_size=3))
+    judge._last = time.monotonic()  # as if another step had been made just now
+    memory.feedback(batch)
+    assert judge.waits
+    memory.close()
+    with Memory(400, storage=tmp_path, engine="preadv") as again:
+        assert len(again) == 45
+
+
+def test_old_samples_alone_are_not_counted_by_the_batch(tmp_path: Path) -> None:
+    with filled(40) as memory, pytest.raises(ValueError, match="old_per_batch=3 goes with new samples"):
+        next(memory.bundle(batch_size=5, old_per_batch=3))
+
+
 # -- adding ------------------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ import torch
 from patterns import FIXED, audit, keys_of, samples
 
 from carm.memory import extentfile, swap
-from carm.memory.errors import CarmError, CorruptRecord, StoreFull, WorkerError
+from carm.memory.errors import CarmError, CorruptRecord, StoreError, StoreFull, WorkerError
 from carm.memory.gate import Random
 from carm.memory.memory import Memory
 from carm.memory.record import Field, Schema
@@ -331,6 +331,32 @@ def test_a_damaged_record_is_dropped_and_training_goes_on(tmp_path: Path, kind: 
     with Memory(60, storage=tmp_path, engine="preadv") as memory:
         assert memory.stats()["stored_samples"] == len(memory) == 54
         assert memory.stats()["corrupt"] == 0
+
+
+def test_a_damaged_record_of_a_sample_in_ram_is_told_and_kept(tmp_path: Path) -> None:
+    """Its copy in RAM is whole, and its slot still refers to it."""
+    with stored(tmp_path, 60, slots=20, swap="sync") as memory:
+        store, ram = memory.store, memory._ram
+        assert store is not None and ram is not None
+        slot = int(memory.slots[0])
+        inside = int(ram.handles[slot])
+        outside = next(h for h in store.live_handles().tolist() if store.sets.is_open(h))
+        with open(tmp_path / extentfile.NAME, "r+b") as file:
+            for handle in (inside, outside):
+                file.seek(int(store.offsets[handle]) + 5)
+                file.write(b"\xff\x00\xff")
+        both = store.ids[[inside, outside]]
+        with pytest.warns(CorruptRecord), pytest.raises(StoreError, match="do not match their checksums"):
+            store.read(both)
+        assert memory.stats()["corrupt"] == 1
+        assert int(ram.handles[slot]) == inside and int(both[0]) in store.ids[store.live_handles()]
+        audit(memory)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CorruptRecord)
+            for _ in range(60):  # until it has left RAM, and was found damaged on its way back
+                feed(memory, 10)
+                audit(memory)
+        assert memory.stats()["corrupt"] == 2
 
 
 def test_damage_found_when_opening(tmp_path: Path) -> None:

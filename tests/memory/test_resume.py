@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 import torch
 from patterns import FIXED, VARIABLE, audit, keys_of, logits_for, quick_base, samples
 
-from carm.memory.errors import CheckpointError
+from carm.memory.errors import CheckpointError, CorruptRecord
 from carm.memory.extentfile import NAME as EXTENTS
 from carm.memory.gate import Dynamic, Entropy, Random
 from carm.memory.memory import Memory
@@ -436,3 +437,34 @@ def test_a_state_whose_samples_are_damaged(quick: Path) -> None:
         ids = memory.add(**samples([5000], [0]))
         assert len(ids) == 1
         audit(memory)
+
+
+def test_a_state_of_a_store_that_has_lost_its_end(quick: Path) -> None:
+    """Samples that were not in RAM are missing: everything else comes back as it was."""
+    with make("plain", quick) as memory:
+        memory.add(**samples(np.arange(60), np.arange(60) % CLASSES))
+        state = saved(memory)
+        store, ram = memory.store, memory._ram
+        assert store is not None and ram is not None
+        live = store.live_handles()
+        needed = int((store.offsets + store.sizes)[ram.handles[memory.slots]].max())
+        lost = live[store.offsets[live] >= needed]
+        assert len(lost), "there is nothing behind the last sample in RAM"
+        labels = {int(store.ids[h]): store.sets.label(h) for h in live.tolist() if h not in lost}
+        corrupt = store.corrupt
+    os.truncate(quick / EXTENTS, needed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CorruptRecord)
+        memory = make("plain", quick)
+        memory.load_state_dict(loaded(state))
+    with memory:
+        store = memory.store
+        assert store is not None
+        assert {int(store.ids[h]): store.sets.label(h) for h in store.live_handles().tolist()} == labels
+        assert store.corrupt == corrupt + len(lost)
+        audit(memory)
+        for _ in range(20):
+            batch = memory.draw(6)
+            keys_of(batch)
+            memory.feedback(batch, logits_for(batch, CLASSES))
+            audit(memory)

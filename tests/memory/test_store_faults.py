@@ -4,6 +4,7 @@ throughout."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import shutil
@@ -22,6 +23,7 @@ import numpy as np
 import pytest
 from numbered import FIXED, LARGE, VARIABLE, check, check_index, samples
 
+from carm.memory.catalogue import ENTRY, Catalogue
 from carm.memory.errors import CorruptRecord, StoreError, StoreFull, StoreLocked
 from carm.memory.record import Schema
 from carm.memory.store import Store, WriteOrder, perform
@@ -188,6 +190,29 @@ def test_a_file_size_limit(base: Path, schema: Schema) -> None:
         before = len(store)
         fill(store, 1000)
         assert len(store) == before + 1000
+
+
+def test_a_file_size_limit_that_the_catalogue_meets_first(base: Path) -> None:
+    """SQLite calls it an I/O error, as it does with a quota."""
+
+    def child() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (128 << 10, 128 << 10))
+        with contextlib.closing(Catalogue(base)) as catalogue:
+            catalogue.create(FIXED)
+            entries = np.zeros(100, ENTRY)
+
+            def commit_many() -> None:
+                for seq in range(1, 200):
+                    entries["id"] = np.arange(100) + 100 * seq
+                    catalogue.commit(seq, entries, np.zeros(0, np.int64))
+
+            with pytest.raises(OSError, match="no room for the catalogue") as caught:
+                commit_many()
+            assert caught.value.errno == errno.ENOSPC
+            assert len(catalogue.load().entries) >= 500
+
+    base.mkdir()
+    in_child(child)
 
 
 def test_full_with_a_checkpoint(tmp_path: Path) -> None:

@@ -47,14 +47,15 @@ class Carousel:
         stats: Stats,
         rng: np.random.Generator,
         send: Callable[[ReadOrder], None],
-        auto: AutoRatio | None,
+        auto: Callable[[], AutoRatio | None],
     ) -> None:
-        self.ram, self.store, self.stats, self.rng, self.auto = ram, store, stats, rng, auto
+        self.ram, self.store, self.stats, self.rng = ram, store, stats, rng
         self.outstanding = 0
         """Swaps under way; at most as many as the RAM tier has spare records."""
         self.in_flight = np.zeros(ram.table, bool)
         self.swaps: dict[int, Swap] = {}
         self._send = send
+        self._auto = auto  # of the gate that is there now
         self._ticket = 0
 
     def order(self, slots: Ints, ids: Ints) -> int:
@@ -138,8 +139,9 @@ class Carousel:
             store.sets.release_each(old_handles)
             ram.swap(slots, first, store.ids[handles], handles)
             stats.swapped += len(slots)
-        if self.auto is not None:
-            self.auto.completed(n, now, now - swap.ordered)
+        auto = self._auto()
+        if auto is not None:
+            auto.completed(n, now, now - swap.ordered)
 
     def cancel(self) -> None:
         """The worker is gone, and all orders with it."""

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import sqlite3
+import tempfile
 import uuid
 import zlib
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carm.memory import directory as directories
+from carm.memory import extentfile
 from carm.memory.errors import SchemaError, StoreError
 from carm.memory.record import Schema
 
@@ -121,9 +123,26 @@ class Catalogue:
         try:
             yield
         except sqlite3.Error as error:
-            if _is_full(error):
-                raise OSError(errno.ENOSPC, f"no room for the catalogue: {error}", str(self.path)) from error
+            if self._is_full(error):
+                raise self._no_room(error) from error
             raise StoreError(f"{self.path} cannot be {what}: {error}") from error
+
+    def _is_full(self, error: sqlite3.Error) -> bool:
+        """Whether it is for want of room. SQLite tells a full device; to it a quota or a limit on the size of files is
+        an I/O error like any other, so then we try to make a file longer than the catalogue's are."""
+        if "disk I/O error" not in str(error):  # (error codes came with Python 3.11)
+            return "disk is full" in str(error)
+        files = [self.path, self.path.with_name(NAME + "-wal")]
+        size = max(file.stat().st_size for file in files if file.exists())
+        try:
+            with tempfile.TemporaryFile(dir=self.path.parent) as file:
+                os.posix_fallocate(file.fileno(), size, 1 << 16)
+        except OSError as reason:
+            return reason.errno in extentfile.FULL
+        return False
+
+    def _no_room(self, error: sqlite3.Error) -> OSError:
+        return OSError(errno.ENOSPC, f"no room for the catalogue: {error}", str(self.path))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -135,11 +154,10 @@ class Catalogue:
             except BaseException as error:
                 if self.db.in_transaction:
                     self.db.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error) and _is_full(
-                    error
-                ):  # empty the log, so that the next attempt has its room
-                    with contextlib.suppress(sqlite3.Error):
+                if isinstance(error, sqlite3.Error) and self._is_full(error):
+                    with contextlib.suppress(sqlite3.Error):  # empty the log, so that the next attempt has its room
                         self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                    raise self._no_room(error) from error
                 raise
 
     # -- schema ------------------------------------------------------------------------------------------------------
@@ -282,10 +300,6 @@ class Catalogue:
 
     def close(self) -> None:
         self.db.close()
-
-
-def _is_full(error: sqlite3.Error) -> bool:
-    return "disk is full" in str(error)  # error codes came with Python 3.11
 
 
 def _crc(births: bytes, deaths: bytes) -> int:

@@ -26,11 +26,17 @@ def store_state(store: Store) -> dict[str, Any]:
 
 
 def load_store(store: Store, state: Mapping[str, Any]) -> None:
-    """Take the store back to that moment."""
+    """Take the store back to that moment, without what it has lost since (to a file that was cut short, say)."""
+    before = store.corrupt
     store.restore(dict(state))
-    store.sets.restore([(int(c), store.handles_of(ids.numpy()), held.numpy()) for c, ids, held in state["order"]])
+    lost, order = store.corrupt - before, []
+    for label, ids, held in state["order"]:
+        handles = store.handles_of(ids.numpy())
+        there = handles >= 0
+        order.append((int(label), handles[there], held.numpy()[there]))
+    store.sets.restore(order)
     store.rng.bit_generator.state = state["evict"]
-    store.evicted, store.corrupt, store._largest = state["evicted"], state["corrupt"], state["largest"]
+    store.evicted, store.corrupt, store._largest = state["evicted"], state["corrupt"] + lost, state["largest"]
 
 
 def ram_state(ram: RamTier) -> dict[str, Any]:

@@ -68,15 +68,22 @@ class Judge:
         """Whether there are batches that have not been judged."""
         return bool(self._heard)
 
+    def forget(self) -> None:
+        """Judge nothing of what waits."""
+        self._heard, self._count = [], 0
+
     def hear(self, gate: Gate, batch: Batch, logits: Any, target: Any, progress: float) -> int:
         """Judge a batch now, or soon, together with others. Returns how many swaps were ordered."""
         n, olds = len(batch), batch.olds
         if olds == 0 or gate.ratio == 0.0:
             return 0
+        needed = gate.needs_logits and not _takes_all(gate)
+        if needed and logits is None:
+            raise ValueError(f"{type(gate).__name__} needs logits: call memory.feedback(batch, logits)")
         now = time.monotonic()
         quick, self._last = now - self._last < _QUICK, now
         waits = quick and batch.of_pass and not self.at_once and gate.auto is None
-        if _takes_all(gate):
+        if not needed:
             logits = target = None
         elif waits:
             waits = _plain(logits, 2, n) and (target is None or _plain(target, 1, n))
@@ -139,7 +146,7 @@ class Judge:
         if gate.auto is not None:
             budget = gate.auto.allow(len(slots), self.carousel.outstanding, time.monotonic())
         y = ram.labels[slots]
-        if not gate.needs_logits or gate.ratio == 1.0:
+        if not gate.needs_logits:
             signals = Signals(y, progress=heard.progress)
         else:
             scores = _rows("logits", heard.logits, 2, total, olds, rows, among)

@@ -174,8 +174,9 @@ class Memory:
         self._ram = ram
         self._keeper = Keeper(ram, self.store, self._stats, self._rng["select"], self._drain)
         if self.store is not None:
-            auto = self.gate.auto
-            self._carousel = Carousel(ram, self.store, self._stats, self._rng["swap"], self._send, auto)
+            self._carousel = Carousel(
+                ram, self.store, self._stats, self._rng["swap"], self._send, lambda: self.gate.auto
+            )
             self._judge = Judge(
                 ram, self._carousel, self._stats, self._rng["gate"], self._columns, at_once=self._kind == "sync"
             )
@@ -359,6 +360,11 @@ class Memory:
         new = samples.as_fields(task, self.label) if task is not None else {}
         if old_per_batch is not None:
             parse_count("old_per_batch", old_per_batch)
+            if task is None:
+                raise ValueError(
+                    f"old_per_batch={old_per_batch} goes with new samples, and task is None; give a task, or "
+                    "batch_size alone for passes over old samples only"
+                )
         try:
             for number in range(passes):
                 if passes > 1:
@@ -474,8 +480,8 @@ class Memory:
         ram_signals   the same of the samples in RAM, by slot
         store         False: keep these in RAM only; they are never swapped
 
-        Returns the samples' ids. They are in RAM when this returns, and on the device some time later: `flush` waits
-        for that.
+        Returns the samples' ids. Those that the selection keeps are in RAM when this returns; all are on the device
+        some time later: `flush` waits for that.
         """
         self._collect()
         given = {"x": x} if x is not None else {}
@@ -740,6 +746,8 @@ class Memory:
         """Write what is waiting, stop the worker, and let go of the store. May be called again."""
         if self._closed or self._pid != os.getpid():
             return
+        if self._judge is not None:
+            self._judge.forget()  # swaps that nobody would see
         try:
             try:
                 self._write_out()

@@ -386,8 +386,9 @@ class Store:
         if not ok.all():
             bad = np.unique(handles[~ok])
             names = self.ids[bad].tolist()
-            if not self.readonly:
-                self.discard(bad.tolist())
+            dropped = bad[self.sets.are_open(bad)]  # those in RAM are whole there; others show when they are needed
+            if not self.readonly and len(dropped):
+                self.discard(dropped.tolist())
             raise StoreError(f"samples {names} in {self.directory} do not match their checksums and cannot be read")
         sizes = self.sizes[handles].astype(np.int64)
         flat = np.concatenate(
