@@ -6,6 +6,13 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples every time, and no limit on how long one takes, so that a busy machine fails nothing;
+# `pytest --hypothesis-profile=explore` looks for new ones.
+settings.register_profile("carm", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("carm")
 
 
 @pytest.fixture(scope="session", autouse=True)

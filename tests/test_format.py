@@ -164,6 +164,11 @@ def test_the_tables_are_as_documented(tmp_path: Path) -> None:
     made = {" ".join(sql.split()) for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
     assert made == {line.rstrip(";") for line in shown[1].splitlines()}
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    with Store(tmp_path) as store:
+        assert store.catalogue is not None
+        for name, value in re.findall(r"`(synchronous|wal_autocheckpoint)=(\w+)`", DOCUMENT):
+            (used,) = store.catalogue.db.execute(f"PRAGMA {name}").fetchone()
+            assert str(used) == {"FULL": "2"}.get(value, value), name
     keys = {key for (key,) in db.execute("SELECT key FROM meta")}
     assert keys == set(re.findall(r"^\| `(schema|uuid|floor|next_id)` \|", DOCUMENT, re.M))
     db.close()

@@ -25,6 +25,7 @@ from carm.data import (
     class_order,
     load,
     split_by_class,
+    stream_of,
 )
 from carm.data.stream import task_sizes
 
@@ -477,3 +478,33 @@ def test_split_cifar_100(data_root: Path, tasks: int) -> None:
     assert list(stream.source.classes[:2]) == first
     assert sum(len(stream.test_indices(n)) for n in range(tasks)) == 10000
     assert sum(len(b) for b in Online(stream, size=10)) == 50000
+
+
+# -- from anything -----------------------------------------------------------------------------------------------------
+
+
+def _pairs() -> Iterator[tuple[Any, Any]]:
+    for number, labels in enumerate(([7, 7, 30], [30, 2], [9])):
+        yield np.full((len(labels), 4), number, np.float32), labels
+
+
+def test_a_stream_of_pairs() -> None:
+    stream = stream_of(_pairs(), test=(np.zeros((2, 4), np.float32), [9, 30]))
+    assert [task.y.tolist() for task in stream] == [[0, 0, 1], [1, 2], [3]]
+    assert [task.x[:, 0].tolist() for task in stream] == [[0, 0, 0], [1, 1], [2]]
+    assert stream.source.classes == ("7", "30", "2", "9")
+    assert stream.source.test.y.tolist() == [3, 1]
+    assert stream.seen(1) == (0, 1, 2)
+
+
+def test_a_stream_of_batches_with_task_numbers() -> None:
+    batches = [(np.zeros((2, 3)), [0, 1], 0), (np.ones((2, 3)), [1, 0], 0), (np.ones((1, 3)), [2], 1)]
+    stream = stream_of(batches, test=(np.zeros((1, 3)), [2]))
+    assert [len(task) for task in stream] == [4, 1]
+
+
+def test_what_stream_of_refuses() -> None:
+    with pytest.raises(ValueError, match="tasks is empty"):
+        stream_of([], test=(np.zeros((1, 4)), [0]))
+    with pytest.raises(ValueError, match="test has the label 5, which no task has"):
+        stream_of(_pairs(), test=(np.zeros((1, 4)), [5]))

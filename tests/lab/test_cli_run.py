@@ -51,12 +51,40 @@ def test_show_prints_a_configuration_that_can_be_used(tmp_path: Path, capsys: py
     assert (changed["net"], changed["passes"], changed["swap"]) == ("resnet32", 250, "none")
 
 
+def test_a_file_may_have_a_part_of_the_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "part.json").write_text('{"data": "cifar-100", "em": 70, "passes": 3}')
+    assert run("run", "bic", "--scale", "full", "--show") == 0
+    assert run("run", "bic", "--config", "part.json", "--scale", "full", "--passes", 4, "--show") == 0
+    shown = json.loads(capsys.readouterr().out.partition("}\n{")[2].join(["{", ""]))
+    assert (shown["method"], shown["em"], shown["passes"]) == ("bic", 70, 4)
+    assert (shown["net"], shown["batch"], shown["lr"]) == ("resnet32", 128, 0.1), "the rest is as the scale has it"
+    assert run("run", "--config", "part.json") == 2
+    assert "part.json names no method" in capsys.readouterr().err
+
+
+def test_a_package_that_is_missing_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert run("run", "er", *TINY, "--swap", "none") == 2
+    error = capsys.readouterr().err
+    assert "scikit-learn" in error and "Traceback" not in error
+
+
+def test_a_mistake_does_not_block_the_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "er", *TINY, "--swap", "none", "--out", "r", "--order", "icarl") == 2
+    assert not (tmp_path / "r" / "config.json").exists()
+    assert run("run", "er", *TINY, "--swap", "none", "--out", "r") == 0
+    assert "order" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["run", "icrl"], "Did you mean 'icarl'?"),
         (["run", "er", "--data", "cifr-100"], "Did you mean 'cifar-100'?"),
-        (["run", "er", "--net", "resnet33"], "did you mean 'resnet32'?"),
+        (["run", "er", "--net", "resnet33"], "Did you mean 'resnet32'?"),
         (["run", "er", "--option", "alpha=1"], "--option alpha=1: must be NAME=VALUE, with NAME one of loss, keep"),
         (["run", "er", "--gate", "chance"], "gate='chance'"),
         (["run", "er", "--em", "0"], "em=0: must be at least 1"),

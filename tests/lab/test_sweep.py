@@ -85,13 +85,13 @@ def test_an_interrupted_and_a_killed_sweep_leave_no_process_and_go_on(
         workers = [int(p) for p in Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()]
         killed.kill()
     assert workers
+    _wait(lambda: not any(_alive(pid) for pid in workers))
     before = checkpoint.stat().st_mtime_ns
     timer = threading.Thread(target=_interrupt_when, args=(lambda: checkpoint.stat().st_mtime_ns > before,))
     timer.start()
     with pytest.raises(Interrupted, match=r"stopped with 1 of 1 runs to go; the same command goes on"):
         sweep([LONG], tmp_path, console=quiet())
     timer.join()
-    _wait(lambda: not any(_alive(pid) for pid in workers))
     assert finished(Job(LONG), tmp_path) is None and checkpoint.exists()
     results = sweep([LONG], tmp_path, console=quiet())
     assert len(results[LONG.key]["bundles"]) == LONG.tasks and not checkpoint.exists()

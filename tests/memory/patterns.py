@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,9 @@ def logits_for(batch: Any, classes: int) -> torch.Tensor:
     """Logits that depend on the samples only."""
     key = torch.as_tensor(np.asarray(batch["logits"])[:, :1]).double()
     return torch.sin(key * 12.9898 + torch.arange(classes) * 78.233).float() * 3
+
+
+def descriptors() -> int:
+    """How many this process has open, when those that garbage still holds are closed."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))

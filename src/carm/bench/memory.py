@@ -11,9 +11,10 @@ from rich.console import Console
 
 from carm.bench import append, draw, swap_path, training
 from carm.bench.command import carry_out, named, present
-from carm.bench.report import Row, file_system, machine
+from carm.bench.report import Row
 from carm.bench.sizes import FULL, QUICK, Sizes
 from carm.bench.workspace import Workspace
+from carm.machine import file_system, machine
 
 BENCHMARKS: dict[str, Callable[[Workspace], Iterator[Row]]] = {
     "swap-cold-3k": swap_path.cold_3k,

@@ -136,9 +136,7 @@ def compiled(setting: Setting) -> list[Row]:
             against="not compiled",
         )
         clear = row.spread.quartile1 > 1
-        said = (
-            "faster when compiled, which runs do not do" if clear else "no clear gain; runs do not compile their nets"
-        )
+        said = "faster when compiled: `--compile yes` in long runs" if clear else "no clear gain"
         rows.append(replace(row, note=f"{name}: {said}"))
         rows.append(amount("compile", f"{name}: compiling, once for each run", [first], unit="s", against=even))
     return rows

@@ -20,7 +20,8 @@ from rich.console import Console
 from carm.bench import net_decode, net_profile, net_steps
 from carm.bench.command import carry_out, in_fresh_process, named, present
 from carm.bench.net_sizes import FULL, QUICK, NetSizes, Setting
-from carm.bench.report import Row, machine
+from carm.bench.report import Row
+from carm.machine import machine
 
 BENCHMARKS: dict[str, Callable[[Setting], list[Row]]] = {
     "profile": net_profile.profile,

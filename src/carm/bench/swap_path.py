@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from carm.bench.raw import FilePerSample, Gather, RawAio
 from carm.bench.report import Row, Target, compare
 from carm.bench.timing import Measure, alternate, better
-from carm.bench.workspace import LARGE, NOTHING, SMALL, Workspace, drop_cache, fill_cache, offsets_of, open_memory
+from carm.bench.workspace import LARGE, NOTHING, SMALL, Workspace, fill_cache, offsets_of, open_memory
+from carm.machine import drop_cache
 from carm.memory.batch import Batch
 from carm.memory.extentfile import NAME as EXTENTS
 from carm.memory.memory import Memory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,17 +93,6 @@ def open_memory(
         queue=queue,
     ) as memory:
         yield memory
-
-
-def drop_cache(directory: Path) -> None:
-    """Take the files in `directory` out of the page cache."""
-    for path in directory.iterdir():
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fdatasync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
 
 
 def fill_cache(directory: Path) -> None:

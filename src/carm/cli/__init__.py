@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.showwarning = _show_warning
             carry_out: Callable[[argparse.Namespace], int] = arguments.run
             return carry_out(arguments)
-    except (CarmError, ValueError, OSError) as error:
+    except (CarmError, ValueError, OSError, ImportError) as error:
         if arguments.debug:
             traceback.print_exc()
         else:

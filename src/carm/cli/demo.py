@@ -17,7 +17,7 @@ def register(commands: Commands) -> None:
         Train three methods on handwritten digits that arrive two classes at a time, with a memory of a few
         samples: once in RAM only (Original), then with a store behind it from which half or all of the rehearsed
         samples are replaced (CarM-50, CarM-100). Shows a table over several seeds and writes a report to look at
-        in a browser. Takes one to two minutes on two cores; needs scikit-learn for the digits.
+        in a browser. Takes about a minute on two cores; needs scikit-learn for the digits.
         """,
         """
         carm demo

@@ -25,8 +25,9 @@ def register(commands: Commands) -> None:
         "run",
         """
         Train a method on a stream of tasks, test it after every task, and keep a record: config.json,
-        metrics.json, and the store of samples. Settings come from, in this order: the method's settings for the
-        data set (--scale: the paper's, or small ones for a CPU), a configuration file (--config), and flags.
+        metrics.json, and the store of samples. Settings come from, each over the one before: the method's
+        settings for the data set (--scale: the paper's, or small ones for a CPU), a configuration file
+        (--config), which may have any part of the entries, and flags.
         Ctrl-C or a kill loses nothing: --resume DIR goes on from the last pass; with --swap sync (or none) the
         result is then the same to the last bit.
         """,
@@ -101,16 +102,18 @@ def _converter(kind: Any) -> Any:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from carm.lab.config import Config
+    from carm.lab.config import WHERE, Config
     from carm.lab.run import run
 
     if arguments.resume is not None:
         out = arguments.resume
         if not (out / "config.json").is_file():
             raise ValueError(f"{out} is no directory of a run: it has no config.json")
-        changed = [name for name in vars(arguments) if name.startswith("set_") and name[4:] not in _WHERE]
+        changed = [name for name in vars(arguments) if name.startswith("set_") and name[4:] not in WHERE]
         if changed or arguments.name or arguments.option or arguments.config:
-            raise ValueError("--resume goes on with the settings of the run: give none but --root, --device, --threads")
+            raise ValueError(
+                "--resume goes on with the settings of the run: give none but " + ", ".join(f"--{n}" for n in WHERE)
+            )
         config = Config.load(out / "config.json").replace(**_given(arguments))
     elif arguments.name is None and arguments.config is None:
         return show_help(arguments.parser)
@@ -132,9 +135,6 @@ def _run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-_WHERE = ("root", "device", "threads")
-
-
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name[4:]: value for name, value in vars(arguments).items() if name.startswith("set_")}
 
@@ -145,12 +145,13 @@ def _configuration(arguments: argparse.Namespace) -> Config:
     from carm.lab.presets import preset
 
     given = _given(arguments)
-    if arguments.config is not None:
-        config = Config.load(arguments.config)
-        if arguments.name is not None:
-            config = config.replace(method=arguments.name)
-    else:
-        config = preset(arguments.name, given.get("data", "digits"), arguments.scale)
+    entries = Config.entries(arguments.config) if arguments.config is not None else {}
+    if arguments.name is not None:
+        entries["method"] = arguments.name
+    elif "method" not in entries:
+        raise ValueError(f"{arguments.config} names no method: give one, as in: carm run er --config FILE")
+    data = given.get("data", entries.get("data", "digits"))
+    config = preset(entries["method"], data, arguments.scale).replace(**entries)
     options = dict(config.options)
     allowed = methods.find(config.method).options()
     for text in arguments.option:
@@ -179,13 +180,17 @@ def _terminated() -> Iterator[None]:
     """A polite `kill` is like Ctrl-C: the store is closed, and the run can be resumed."""
 
     def stop(*_: object) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # which waits where it would leave something half done
 
     before = signal.signal(signal.SIGTERM, stop)
+    ctrl_c = signal.getsignal(signal.SIGINT)
+    if not callable(ctrl_c):  # in the background of a shell it is ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, ctrl_c)
 
 
 @contextlib.contextmanager

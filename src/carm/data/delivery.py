@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from carm.data.source import Batch, concatenated
+import numpy as np
+
+from carm.data.source import ArraySplit, Batch, Source, concatenated
 from carm.data.stream import Stream, Task, positive
 
 Out = TypeVar("Out")
@@ -206,6 +208,35 @@ class Offline(_Delivery[Task]):
                 f"task {number} has {count} samples or more, but the stream buffer holds {self.capacity}: raise "
                 "capacity, make smaller tasks, or learn from batches"
             )
+
+
+def stream_of(tasks: Iterable[Item], *, test: tuple[Any, Any], name: str = "own") -> Stream:
+    """A `Stream`, as `carm.lab.run` wants it, of any iterable of tasks, batches, `(x, y)` or `(x, y, task number)`,
+    and a pair to test on.
+
+    Pairs without a number are a task each. Labels may be any integers: they are numbered as they arrive, and
+    `stream.source.classes` has what they were. Everything is held in RAM; for more than that make a `Source` of files.
+    """
+    numbered = ((*i, n) if isinstance(i, (tuple, list)) and len(i) == 2 else i for n, i in enumerate(tasks))
+    parts = list(Offline(numbered))
+    if not parts:
+        raise ValueError("tasks is empty: a stream needs samples")
+    x, y = np.concatenate([np.asarray(part.x) for part in parts]), np.concatenate([part.y for part in parts])
+    names, first = np.unique(y, return_index=True)
+    arriving = names[np.argsort(first)]
+    new = {int(label): number for number, label in enumerate(arriving)}
+    unknown = sorted(set(np.asarray(test[1]).tolist()) - new.keys())
+    if unknown:
+        raise ValueError(f"test has the label {unknown[0]}, which no task has")
+    train = ArraySplit(x, np.array([new[label] for label in y.tolist()]))
+    held_out = ArraySplit(np.asarray(test[0]), np.array([new[label] for label in np.asarray(test[1]).tolist()]))
+    source = Source(name, tuple(map(str, arriving.tolist())), train, held_out)
+    planned, end = [], 0
+    for number, part in enumerate(parts):
+        begin, end = end, end + len(part)
+        classes = tuple(np.unique(train.y[begin:end]).tolist())
+        planned.append(Task(number, classes, train, np.arange(begin, end)))
+    return Stream(source, tuple(planned))
 
 
 def _as_batch(item: Any) -> Batch:

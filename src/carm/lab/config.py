@@ -13,11 +13,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from carm import methods
+from carm import methods, nets
 from carm.methods.training import SCHEDULES, Schedule, Training
 
 Swap = Literal["none", "async", "sync", "thread", "process"]
 GateName = Literal["entropy", "random", "dynamic"]
+WHERE = ("root", "device", "threads", "compile")
+"""Entries that say where and on what a run is computed, and not what: they may change when it is resumed."""
 
 
 def _option(default: Any, text: str, *, metavar: str | None = None) -> Any:
@@ -78,6 +80,9 @@ class Config:
     seed: int = _option(0, "of everything random")
     device: str = _option("cpu", "cpu, cuda, cuda:1, ...")
     threads: int = _option(0, "torch threads; 0: torch's own choice", metavar="N")
+    compile: Literal["no", "yes"] = _option(
+        "no", "yes: the net through torch.compile, which pays in long runs of large nets and needs a C++ compiler"
+    )
     root: str = _option("", "data folder; empty: the one that CARM_DATA names", metavar="DIR")
 
     def __post_init__(self) -> None:
@@ -95,6 +100,7 @@ class Config:
             raise ValueError(f"level={self.level!r}: {self.method} works at the level {', '.join(method.levels)} only")
         if self.head == "growing" and method.head == "fixed":
             raise ValueError(f"head='growing': {self.method} needs a fixed head")
+        nets.check(self.net)
         for name in ("tasks", "em", "passes", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
@@ -123,7 +129,7 @@ class Config:
     @property
     def key(self) -> str:
         """A name for the results of this configuration: equal for configurations that ask for the same results."""
-        record = {k: v for k, v in self.as_dict().items() if k not in ("root", "device", "threads")}
+        record = {k: v for k, v in self.as_dict().items() if k not in WHERE}
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
     # -- to and from files -------------------------------------------------------------------------------------------
@@ -135,13 +141,17 @@ class Config:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Config:
+        cls._check_names(record)
+        return cls(**record)
+
+    @classmethod
+    def _check_names(cls, record: Mapping[str, Any]) -> None:
         known = [f.name for f in fields(cls)]
         for name in record:
             if name not in known:
                 near = get_close_matches(name, known, 1, 0.4)
                 hint = f"; did you mean {near[0]!r}?" if near else "."
                 raise ValueError(f"a configuration has no entry {name!r}{hint} The entries are: {', '.join(known)}")
-        return cls(**record)
 
     def replace(self, **changes: Any) -> Config:
         return dataclasses.replace(self, **changes)
@@ -151,18 +161,24 @@ class Config:
 
     @classmethod
     def load(cls, path: Path) -> Config:
+        return cls.from_dict(cls.entries(path))
+
+    @classmethod
+    def entries(cls, path: Path) -> dict[str, Any]:
+        """What a file says, which may be a part of a configuration."""
         try:
             record = json.loads(path.read_text())
         except ValueError as error:
             raise ValueError(f"{path} is no configuration: {error}") from error
         if not isinstance(record, dict):
             raise ValueError(f"{path} is no configuration: it must hold an object with names and values")
-        return cls.from_dict(record)
+        cls._check_names(record)
+        return record
 
     def differences(self, other: Config) -> list[str]:
         """The entries in which two configurations differ, apart from where and on what they run."""
         mine, theirs = self.as_dict(), other.as_dict()
-        apart = [k for k in mine if mine[k] != theirs[k] and k not in ("root", "device", "threads")]
+        apart = [k for k in mine if mine[k] != theirs[k] and k not in WHERE]
         return [f"{k}: {mine[k]!r} here, {theirs[k]!r} there" for k in apart]
 
 

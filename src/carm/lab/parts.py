@@ -61,7 +61,10 @@ def net_maker(config: Config, method: Method, source: Source, samples: Recipe) -
     def make(number: int) -> nets.Net:
         classes = len(source.classes) if head == "fixed" else 0
         seed = 1000 * config.seed + number
-        return nets.build(config.net, in_shape=shape, classes=classes, head=head, seed=seed, **options)
+        net = nets.build(config.net, in_shape=shape, classes=classes, head=head, seed=seed, **options)
+        if config.compile == "yes":
+            net.backbone.compile()  # not the head: it grows, and would be compiled again for every task
+        return net
 
     return make
 

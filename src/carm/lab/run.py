@@ -333,25 +333,26 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     with _locked(out):
         there = out / "config.json"
-        if there.exists():
+        finished, begun = out / "metrics.json", (out / "checkpoint.pt").exists()
+        if there.exists() and (begun or finished.exists()):
             apart = config.differences(Config.load(there))
             if apart:
                 raise ValueError(f"{out} is the directory of another run ({'; '.join(apart)}): choose another")
-            finished = out / "metrics.json"
             if finished.exists():
                 if resume:
                     metrics: dict[str, Any] = json.loads(finished.read_text())
                     return metrics
                 raise ValueError(f"{out} holds a finished run: choose another directory, or remove it")
-            if not resume and (out / "checkpoint.pt").exists():
+            if not resume:
                 raise ValueError(f"{out} holds an unfinished run: go on with it by --resume {out}, or remove it")
-        else:
-            if (out / "memory").exists():
-                raise ValueError(f"{out} holds a folder 'memory' that belongs to no run here: choose another directory")
+        elif not there.exists() and (out / "memory").exists():
+            raise ValueError(f"{out} holds a folder 'memory' that belongs to no run here: choose another directory")
+        one = Run(config, out, every=every, **parts)  # which complains about settings that do not fit the data
+        if not begun:
             with atomic(there) as file:
                 file.write((json.dumps(config.as_dict(), indent=1) + "\n").encode())
         try:
-            metrics = Run(config, out, every=every, **parts)(resume=resume)
+            metrics = one(resume=resume)
         except StoreLost as error:
             log.warning("the store does not have what the checkpoint needs (%s): the run starts over", error)
             metrics = Run(config, out, every=every, **parts)()

@@ -64,6 +64,9 @@ class Engine(ABC):
         self._staging: list[_Staging] = []
         self._taken: set[int] = set()
 
+    def prepare(self) -> None:  # noqa: B027 - most need nothing
+        """Take what it needs to read DEPTH orders at a time, or raise OSError and be closed."""
+
     @abstractmethod
     def begin(self, offsets: Ints, sizes: Ints) -> Any:
         """Start reading `sizes[i]` bytes at `offsets[i]`; returns a ticket for `finish`. At most DEPTH may be open."""
@@ -268,6 +271,13 @@ class AioEngine(Engine):
                 if error.errno != errno.EINVAL:
                     raise
         raise OSError(errno.EINVAL, f"{self.path}: O_DIRECT wants more than 4096-byte alignment")
+
+    def prepare(self) -> None:
+        try:
+            self._ring(DEPTH - 1)
+        except OSError:
+            self.close()
+            raise
 
     def _ring(self, place: int) -> _Ring:
         """The ring of a place, made when first needed: the kernel gives out a limited number (fs.aio-max-nr)."""

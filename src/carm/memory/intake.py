@@ -26,8 +26,8 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class StreamBuffer:
-    """Packed samples with their ids, and the slots they were given (-1: none)."""
+class Waiting:
+    """Packed samples that wait, with their ids and the slots they were given (-1: none)."""
 
     records: list[Records] = field(default_factory=list)
     ids: list[Ints] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Intake:
         self.batch = batch
         self.most = most
         self.patience = patience
-        self.buffer = StreamBuffer()
+        self.buffer = Waiting()
         self.writing: tuple[WriteOrder, Ints, Ints] | None = None  # with the ids and slots of its births
         self.compacting = False
         self._send = send
@@ -114,10 +114,10 @@ class Intake:
         try:
             order = self.store.plan(records, ids, self._in_ram(ids, slots))
         except StoreFull:
-            self.buffer = StreamBuffer()
+            self.buffer = Waiting()
             self.stats.unstored += len(ids)
             raise
-        self.buffer = StreamBuffer()
+        self.buffer = Waiting()
         self.stats.unstored += len(ids) - len(order.indices)
         self.writing = order, ids[order.indices], slots[order.indices]
         self._send(order)
@@ -164,7 +164,7 @@ class Intake:
         order, ids, slots = self.writing
         self.writing = None
         self.store.fail(order)
-        later, self.buffer = self.buffer, StreamBuffer()
+        later, self.buffer = self.buffer, Waiting()
         self.buffer.push(order.records, ids, slots)
         for piece in zip(later.records, later.ids, later.slots, strict=True):
             self.buffer.push(*piece)

@@ -608,9 +608,7 @@ class Memory:
         handles = choose_balanced(ram, store, max(min(ram.capacity - len(ram), fits), 0), self._rng["swap"])
         self._see(store.sets.labels)
         came = load_stored(ram, store, ram.free()[: len(handles)], handles)
-        seen = getattr(self.select, "seen", None)
-        if isinstance(seen, int):
-            self.select.seen = max(seen, store.next_id)  # type: ignore[attr-defined]
+        self.select.refilled(store.next_id)
         return came
 
     # -- resizing ----------------------------------------------------------------------------------------------------

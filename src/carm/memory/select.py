@@ -79,6 +79,9 @@ class Selection:
         for name, array in self.slot_state.items():
             self.slot_state[name] = _padded(_padded(array, old)[kept], capacity)
 
+    def refilled(self, seen: int) -> None:
+        """RAM was filled at random from a store that has taken in `seen` samples; most selections need not know."""
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold: numbers, strings, containers and tensors only."""
         numbers = {name: copy.deepcopy(getattr(self, name)) for name in self.saved}
@@ -170,6 +173,9 @@ class Reservoir(Selection):
     def _settle(self) -> None:
         self.seen, self.late = self.seen + self.late, 0
         self.slot_state.pop("young", None)
+
+    def refilled(self, seen: int) -> None:
+        self.seen = max(self.seen, seen)
 
     def resized(self, kept: Ints, capacity: int) -> None:
         self._settle()

@@ -123,12 +123,7 @@ class Executor:
     def begin(self, order: ReadOrder) -> Any:
         """First half of a read."""
         if self._engine is None:
-            path = self.plan.directory / extentfile.NAME
-            try:
-                self._engine = open_engine(self.plan.engine, path)
-            except ValueError as error:  # it worked when it was chosen; by now the kernel may have no more AIO contexts
-                log.warning("%s; reading with preadv instead", error)
-                self._engine = open_engine("preadv", path)
+            self._engine = self._open_engine()
         until = 0.0
         if self.throttle:
             until = self.throttle.charge(
@@ -137,6 +132,17 @@ class Executor:
         if order.sizes is None:
             return until, self._engine.begin_rows(order.offsets, self._block)
         return until, self._engine.begin(order.offsets, order.sizes)
+
+    def _open_engine(self) -> Engine:
+        path = self.plan.directory / extentfile.NAME
+        try:
+            engine = open_engine(self.plan.engine, path)
+            engine.prepare()
+        except (ValueError, OSError) as error:
+            # It worked when it was chosen; by now the kernel may have no AIO contexts left (fs.aio-max-nr).
+            log.warning("%s; reading with preadv instead", error)
+            engine = open_engine("preadv", path)
+        return engine
 
     def finish(self, order: ReadOrder, ticket: Any) -> ReadDone:
         """Second half: the records are in their blocks, or marked as not whole."""

@@ -34,7 +34,7 @@ from carm.memory.memory import Memory
 from carm.memory.samples import take
 from carm.memory.select import Reservoir, Selection
 from carm.methods.training import Training
-from carm.nets import Net
+from carm.nets import Net, task_table
 
 Level = Literal["task", "batch"]
 MakeNet = Callable[[int], Net]
@@ -119,10 +119,9 @@ class Method:
 
     def task_of_class(self) -> tuple[Tensor, Tensor]:
         """For task-incremental losses: which classes each task has (tasks, seen), and each class's task (seen,)."""
-        table = torch.zeros(len(self.tasks), self.seen, dtype=torch.bool)
+        table = task_table(self.tasks, self.seen)
         owner = torch.zeros(self.seen, dtype=torch.long)
         for number, classes in enumerate(self.tasks):
-            table[number, list(classes)] = True
             owner[list(classes)] = number
         return table.to(self.device), owner.to(self.device)
 

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from carm.nets import mask_task
+
 
 def one_hot(y: Tensor, columns: int) -> Tensor:
     return F.one_hot(y, columns).to(torch.float32)
@@ -24,5 +26,4 @@ def soft(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 def within_task(logits: Tensor, y: Tensor, table: Tensor, task: Tensor) -> Tensor:
     """Cross-entropy over the classes of each sample's own task: `table` (tasks, classes), `task` (n,)."""
-    closed = ~table[:, : logits.shape[1]][task]
-    return F.cross_entropy(logits.masked_fill(closed, float("-inf")), y)
+    return F.cross_entropy(mask_task(logits, task, table), y)

@@ -66,6 +66,14 @@ def channels_last(name: str) -> bool:
     return not name.startswith("mlp")
 
 
+def check(name: str) -> None:
+    """Complain about a name that no net has."""
+    if name not in _BACKBONES:
+        near = get_close_matches(name, names(), n=1, cutoff=0.4)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"net={name!r}: there is no such net.{hint} The nets are: {', '.join(names())}")
+
+
 def build(
     name: str,
     *,
@@ -81,10 +89,7 @@ def build(
     all. `options` go to the backbone: `width` (cnn, resnet18), `stem` (resnet18), `hidden` (mlp), `growth` and
     `compression` (densenet100). The same seed gives the same backbone whatever the head.
     """
-    if name not in _BACKBONES:
-        near = get_close_matches(name, names(), n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"name={name!r}: unknown net{hint} Known: {', '.join(names())}")
+    check(name)
     backbone_of = _BACKBONES[name]
     allowed = sorted(set(inspect.signature(backbone_of).parameters) - {"in_shape", "generator"})
     for option in options:

@@ -9,7 +9,7 @@ from typing import Any
 
 from carm.lab.paper.experiments import EXPERIMENTS
 from carm.lab.paper.groups import Group
-from carm.lab.paper.layout import mean_curve
+from carm.lab.paper.layout import capital, mean_curve
 from carm.lab.paper.perform import Record, groups_of
 from carm.lab.svg import Bars, Line, bars, lines
 from carm.methods import TITLES
@@ -29,7 +29,7 @@ def figures(one: Record) -> Iterator[Figure]:
     for block in dict.fromkeys(g.block for g in groups):
         mine = [g for g in groups if g.block == block]
         title = EXPERIMENTS[name].title
-        stem, title = f"{name}-{block}", f"{title[0].upper()}{title[1:]} ({block})"
+        stem, title = f"{name}-{block}", f"{capital(title)} ({block})"
         if name == "incremental":
             for method in _methods(mine):
                 own = [g for g in mine if g.method == method]

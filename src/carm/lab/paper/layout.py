@@ -16,6 +16,11 @@ MEASURES = {"ci": "", "ti": " (task-incremental)", "top5": " (top-5)"}
 _NOTHING = "–"
 
 
+def capital(title: str) -> str:
+    """A title as the beginning of a sentence."""
+    return title if title.startswith("iCaRL") else title[0].upper() + title[1:]
+
+
 def sheets(one: Record) -> list[Sheet]:
     """The tables of a record, one for each block and measure."""
     if one["name"] == "speed":

@@ -10,6 +10,7 @@ from typing import Literal
 
 Verdict = Literal["holds", "holds in part", "within noise", "does not hold"]
 
+MARKS: dict[Verdict, str] = {"holds": "✓", "holds in part": "◐", "within noise": "~", "does not hold": "✗"}
 ONE_SEED = "One seed: noise is not known, and every difference counts as it is."
 # Student's t, 97.5 %, for 1 to 30 degrees of freedom
 _T = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13]

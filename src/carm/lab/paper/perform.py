@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carm.bench.report import machine
 from carm.data.registry import locate
 from carm.lab.paper.cases import Case, Plan
 from carm.lab.paper.experiments import EXPERIMENTS, Experiment
 from carm.lab.paper.groups import Group, gather
 from carm.lab.paper.shape import claims
 from carm.lab.sweep import Job, Results, sweep
+from carm.machine import machine
 
 if TYPE_CHECKING:
     from rich.console import Console

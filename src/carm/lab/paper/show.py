@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carm.lab.paper.layout import sheets
-from carm.lab.paper.noise import ONE_SEED
+from carm.lab.paper.noise import MARKS, ONE_SEED
 from carm.lab.paper.perform import Record
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_MARKS = {"holds": "✓", "holds in part": "◐", "within noise": "~", "does not hold": "✗"}
 
 
 def show(one: Record, console: Console) -> None:
@@ -33,7 +31,7 @@ def show(one: Record, console: Console) -> None:
         )
     for claim in one["shape"]:
         console.print(
-            f"{_MARKS[claim['verdict']]} {claim['verdict']}: {claim['claim']}: {claim['numbers']}", soft_wrap=True
+            f"{MARKS[claim['verdict']]} {claim['verdict']}: {claim['claim']}: {claim['numbers']}", soft_wrap=True
         )
     if one["seeds"] == 1 and one["shape"]:
         console.print(ONE_SEED, soft_wrap=True)

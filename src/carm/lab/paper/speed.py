@@ -24,7 +24,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from carm.bench.workspace import drop_cache
 from carm.lab.config import Config
 from carm.lab.files import plain, write_json
 from carm.lab.paper.cases import SWAPS, Plan
@@ -35,6 +34,7 @@ from carm.lab.paper.turns import Turn, Turns, take_turns
 from carm.lab.parts import make_stream
 from carm.lab.presets import preset
 from carm.lab.run import run
+from carm.machine import drop_cache
 from carm.methods import TITLES
 
 if TYPE_CHECKING:
