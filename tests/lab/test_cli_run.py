@@ -73,10 +73,10 @@ def test_a_package_that_is_missing_is_named(
 
 
 def test_a_mistake_does_not_block_the_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("run", "er", *TINY, "--swap", "none", "--out", "r", "--order", "icarl") == 2
+    assert run("run", "er", *TINY, "--swap", "none", "--out", "r", "--tasks", 50) == 2
     assert not (tmp_path / "r" / "config.json").exists()
     assert run("run", "er", *TINY, "--swap", "none", "--out", "r") == 0
-    assert "order" in capsys.readouterr().err
+    assert "50" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

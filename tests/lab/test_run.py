@@ -254,7 +254,7 @@ def test_a_compiled_net_learns_the_same(out: Path, monkeypatch: pytest.MonkeyPat
     plain = run(tiny("icarl"), out / "plain")
     other = run(tiny("icarl", compile="yes"), out / "compiled")
     assert compiled == ["CNN"]
-    assert lasting(other) == lasting(plain)
+    assert lasting(other) | {"config": 0} == lasting(plain) | {"config": 0}
     assert tiny("icarl", compile="yes").key == tiny("icarl").key
 
 

@@ -114,7 +114,7 @@ def test_an_untrained_net_answers_with_logits_of_moderate_size(name):
 
 
 def test_unknown_names_are_answered_with_the_nearest_and_the_list():
-    with pytest.raises(ValueError, match=r"resnet_32.*did you mean 'resnet32'.*cnn, densenet100"):
+    with pytest.raises(ValueError, match=r"resnet_32.*Did you mean 'resnet32'.*cnn, densenet100"):
         nets.build("resnet_32", in_shape=(3, 32, 32), classes=10)
 
 
