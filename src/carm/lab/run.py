@@ -27,6 +27,7 @@ from carm import methods, nets
 from carm.data import Decoder, EncodedSplit, Source, Stream
 from carm.data.augment import Recipe
 from carm.data.views import Views
+from carm.lab.code import digest
 from carm.lab.config import Config
 from carm.lab.files import atomic, write_json
 from carm.lab.metrics import Counts, History, own_classes
@@ -232,6 +233,7 @@ class Run:
         stats = self.method.memory.stats()
         return {
             "version": VERSION,
+            "code": digest(),
             "key": self.config.key,
             "setting": self.config.setting,
             "config": self.config.as_dict(),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carm.data.registry import locate
+from carm.lab.code import digest
 from carm.lab.paper.cases import Case, Plan
 from carm.lab.paper.experiments import EXPERIMENTS, Experiment
 from carm.lab.paper.groups import Group, gather
@@ -75,12 +77,21 @@ def perform(
     require_data(wanted, plan.scale, root)
     if results is None:
         results = sweep(wanted, out, jobs=jobs, console=console)
+    codes = Counter(results[job.key].get("code", "unknown") for job in wanted if job.key in results)
+    other = codes.total() - codes[digest()]
+    if other and console is not None:
+        console.print(
+            f"{other} of {codes.total()} runs of {name} were made by another version of the code; to make them again, "
+            f"remove them from {out}",
+            soft_wrap=True,
+        )
     common, groups = gather(name, cases, results, root)
     titles = {job.key: job.title for job in wanted}
     return record(
         experiment,
         plan,
         out,
+        code=dict(codes),
         seeds=max(len(s) for _, s in cases),
         config=common,
         groups=[g.as_dict() for g in groups],

@@ -176,8 +176,14 @@ def _section(path: Path, one: Record, pictures: list[str]) -> Iterator[str]:
         f"`{one['command']}`: scale {one['scale']}, {_seeds(one)}, {one['date'][:10]}, {machine['cpu']}, "
         f"{machine['cores']} {'core' if machine['cores'] == 1 else 'cores'}, Linux {machine['kernel']}, "
         f"torch {machine['torch']}, Python {machine['python']}, "
-        f"load average {machine['load_average'][0]:.1f}.\n"
+        f"load average {machine['load_average'][0]:.1f}{_versions(one)}.\n"
     )
+
+
+def _versions(one: Record) -> str:
+    """Whether runs were made by different versions of the code; older records do not say."""
+    codes = one.get("code", {})
+    return f"; the runs are of {len(codes)} versions of the code" if len(codes) > 1 else ""
 
 
 def _seeds(one: Record) -> str:
