@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from carm import methods
@@ -244,6 +244,14 @@ def icarl_means(plan: Plan) -> Iterator[Case]:
                     yield Case(block, name, base.replace(options=options, **SWAPS[name]), at=at)
 
 
+def tiny_er_slots(plan: Plan) -> Iterator[Case]:
+    """Runs of tasks-50 with one slot for each class, and with three."""
+    for case in tasks_50(replace(plan, methods=_only(plan, "tiny-er"))) if _only(plan, "tiny-er") else ():
+        classes = 10 if case.config.data == "digits" else 100
+        for each in (1, 3) if case.setting != "CarM-50" else ():
+            yield replace(case, config=case.config.replace(em=each * classes), at=f"EM {each * classes}")
+
+
 def joint(plan: Plan) -> Iterator[Case]:
     for block, data in plan.chosen([b for b in BLOCKS[plan.scale] if "imagenet" not in b]).items():
         for method in plan.some(_FEW, METHODS):
@@ -304,6 +312,13 @@ _ALL = (
         "iCaRL's classifier: the nearest mean of the exemplars in RAM, or the net itself",
         icarl_means,
         note="Swapping replaces the exemplars that herding chose, from whose means iCaRL classifies.",
+    ),
+    Experiment(
+        "tiny-er-slots",
+        "TinyER in 50 tasks, with one slot of RAM for each class and with three",
+        tiny_er_slots,
+        seeds={"full": 5, "laptop": 5, "smoke": 1},
+        note="The paper's TinyER has 300 slots for the 100 classes of CIFAR-100, scale laptop 100.",
     ),
     Experiment(
         "joint",

@@ -236,6 +236,12 @@ def _means(table: Table, block: str) -> Iterator[Claim]:
         yield from Claim.of(f"{block}: classified by the {at}: CarM-100 is more accurate than the Original", parts)
 
 
+def _slots(table: Table, block: str) -> Iterator[Claim]:
+    for at in table.ats(block, "tiny-er"):
+        parts = [more(name, a.values(), b.values()) for name, a, b in table.pairs(block, "CarM-100", "Original", at)]
+        yield from Claim.of(f"{block}: {at}: CarM-100 is more accurate than the Original", parts)
+
+
 def _joint(table: Table, block: str) -> Iterator[Claim]:
     parts = [more(name, a.values(), b.values()) for name, a, b in table.pairs(block, "Joint", "Original")]
     yield from Claim.of(f"{block}: all classes at once are learned better: the memory is the bottleneck", parts)
@@ -257,5 +263,6 @@ _JUDGES: dict[str, Callable[[Table, str], Iterator[Claim]]] = {
     "ceiling": _ceiling,
     "workers": _workers,
     "icarl-means": _means,
+    "tiny-er-slots": _slots,
     "joint": _joint,
 }
