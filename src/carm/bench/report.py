@@ -110,7 +110,7 @@ def amount(
     return Row(name, variant, unit, shown, None, against, spread.median, spread, None, target, len(values), note)
 
 
-# -- the circumstances -------------------------------------------------------------------------------------------------
+# -- what is written ---------------------------------------------------------------------------------------------------
 
 
 def write_json(path: Path, rows: Sequence[Row], circumstances: dict[str, Any]) -> None:
