@@ -31,4 +31,6 @@ def test_steps_that_free_their_memory_find_it_again() -> None:
         done = subprocess.run([sys.executable, "-c", _STEPS, which], capture_output=True, text=True, check=True)
         return int(done.stdout)
 
-    assert faults("keep") < 2_000 < faults("plain")  # each of the 20 steps touches 8,192 pages
+    # The 20 steps touch 163,840 pages. Kept memory can still grow by a piece or two after the first steps: how the
+    # pieces lie is the C library's affair. What counts is that most steps bring no fault.
+    assert 8 * faults("keep") < faults("plain")
