@@ -148,8 +148,8 @@ def test_errors_are_one_sentence(tmp_path: Path, fixed: Path, capsys: pytest.Cap
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "catalogue.db").write_bytes(b"not a database" * 100)
     for arguments, words in (
-        (["store", "info", tmp_path / "nowhere"], "nowhere: there is no such directory"),
-        (["store", "verify", tmp_path / "empty"], "holds no store"),
+        (["store", "info", tmp_path / "nowhere"], "nowhere: there is no such directory; give the directory"),
+        (["store", "verify", tmp_path / "empty"], "catalogue.db in it; give the directory"),
         (["store", "info", tmp_path / "broken"], "cannot be read as a catalogue"),
         (["store", "export", fixed, tmp_path / "out.npz", "--class", 9], "no samples of class 9"),
         (["store", "export", fixed, tmp_path / "out.npz", "--limit", 0], "--limit 0"),

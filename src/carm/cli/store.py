@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 8 << 20  # bytes of samples that are in RAM at once, for stores of any size
 _CLASSES_SHOWN = 40
+_WHICH = "give the directory that was storage= of carm.Memory; carm run keeps its store in RUN/memory"
 
 
 def register(commands: Commands) -> None:
@@ -478,11 +479,17 @@ def _suffix(head: bytes) -> str:
 
 
 def _open(directory: Path, engine: str = "auto") -> Store:
+    from carm.memory.errors import StoreError
     from carm.memory.store import Store
 
     if not directory.is_dir():
-        raise FileNotFoundError(2, "there is no such directory", str(directory))
-    return Store(directory, readonly=True, engine=engine)
+        raise FileNotFoundError(2, f"there is no such directory; {_WHICH}", str(directory))
+    try:
+        return Store(directory, readonly=True, engine=engine)
+    except StoreError as error:
+        if (directory / "catalogue.db").exists():
+            raise
+        raise StoreError(f"{error}; {_WHICH}") from None
 
 
 def _open_to_read(directory: Path) -> Store:
