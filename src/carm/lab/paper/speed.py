@@ -82,7 +82,7 @@ class Measured:
         for number in range(count):
             for condition in self.conditions:
                 yield *condition, number, _SIDES[:2] if self.block == _NETS else _sides(*condition)
-        if more and self.block != _NETS:
+        if more:
             for number in range(count, 3 * count):
                 yield *_HEADLINE, number, _SIDES[:2]
 
