@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from carm.bench.raw import Gather
+from carm.bench.raw import Copying, Gather
 from carm.bench.report import Row, Target, compare
 from carm.bench.timing import Measure, alternate
-from carm.bench.workspace import NOTHING, SMALL, Workspace, fill_cache, open_memory
+from carm.bench.workspace import SMALL, Workspace, fill_cache, open_memory
 from carm.memory.gate import Gate, Random
 from carm.memory.memory import Memory
 
@@ -39,28 +40,46 @@ def _quiet(memory: Memory, n: int, calls: int) -> Measure:
     return measure
 
 
-def _stepping(memory: Memory, n: int, calls: int, gate: Gate) -> Measure:
-    """Draws in a loop that gives feedback on every batch, with a gate that lets everything go or nothing.
+class _Step:
+    """What a training loop does between two draws, on one core: a convolution."""
 
-    With the one, the worker is busy all the time: every batch is ordered to be replaced before the next is drawn. With
-    the other, the loop is the same but for the swaps; draws in a row, with nothing in between, would find their code
-    and data in the processor's caches, as no training loop does. Only the draws are timed, each by itself; the mean
-    counts, so that the draws that had to wait for the worker do too. Before a draw the reports are looked at once more,
-    as `add` would do in a training loop.
+    def __init__(self) -> None:
+        self._layer = torch.nn.Conv2d(16, 16, 3)
+        self._x = torch.randn(8, 16, 32, 32)
+
+    def __call__(self) -> None:
+        with torch.no_grad():
+            self._layer(self._x)
+
+    def __enter__(self) -> _Step:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the other core is the worker's
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._threads)
+
+
+def _stepping(memory: Memory, n: int, calls: int, gate: Gate, step: _Step) -> Measure:
+    """Draws with a step of training before each, while the worker is busy or, with a gate that lets nothing go, idle.
+
+    The worker has as many orders as its queue takes before each step, so it is busy all the time. The step is there on
+    both sides because it leaves nothing of a draw's code and data in the processor's caches, as in any training loop;
+    without it, the side that makes no orders would find them there, and the other would not. Only the draws behind it
+    are timed, each by itself; the mean counts, so that the draws that had to wait for the worker do too.
     """
 
     def measure() -> float:
         draw, feedback, clock = memory.draw, memory.feedback, time.perf_counter
         memory.gate = gate
         spent = 0.0
-        while memory.stats()["queue_depth"] + n <= _QUEUE and feedback(draw(n)):
-            pass  # the queue is filled before anything is timed
         for _ in range(calls):
+            while feedback(draw(n)) and memory.stats()["queue_depth"] + n <= _QUEUE:
+                pass
+            step()
             begun = clock()
-            batch = draw(n)
+            draw(n)
             spent += clock() - begun
-            feedback(batch)
-            feedback(NOTHING)
         memory.flush()
         return spent / calls
 
@@ -113,10 +132,10 @@ def _draw(work: Workspace, n: int, share: float) -> Iterator[Row]:
     slots = _BUSY_SLOTS
     for engine, swap in (("aio", "thread"), ("mapped", "thread"), ("aio", "process"), ("mapped", "process")):
         fill_cache(store)
-        with open_memory(store, slots, queue=_QUEUE, swap=swap, engine=engine) as memory:
+        with _Step() as step, open_memory(store, slots, queue=_QUEUE, swap=swap, engine=engine) as memory:
             sides = {
-                "swapping": _stepping(memory, n, calls, Random(1.0)),
-                "quiet": _stepping(memory, n, calls, Random(0.0)),
+                "swapping": _stepping(memory, n, calls, Random(1.0), step),
+                "quiet": _stepping(memory, n, calls, Random(0.0), step),
             }
             sides["swapping"]()
             measured = alternate(sides, 2 * sizes.repetitions + 1)
@@ -130,6 +149,19 @@ def _draw(work: Workspace, n: int, share: float) -> Iterator[Row]:
             against="the same loop, no swaps",
             target=Target(">=", 0.7) if swap == "thread" else None,
         )
+    gather = Gather(slots, SMALL.head_size, n)
+    bare = _known(gather.fresh, slots, n, calls, rng)
+    with Copying(sizes.small_records, SMALL.head_size, n) as other:
+        measured = alternate({"beside": other.beside(bare), "alone": bare}, 2 * sizes.repetitions + 1)
+    yield compare(
+        f"{name}-swapping",
+        f"bare numpy.take, {slots:,} rows, while another process copies rows",
+        measured["beside"],
+        measured["alone"],
+        of="speed",
+        unit="us",
+        against="the same, alone",
+    )
 
 
 def draw_64(work: Workspace) -> Iterator[Row]:

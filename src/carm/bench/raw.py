@@ -11,7 +11,9 @@ import mmap
 import multiprocessing
 import os
 import platform
+import signal
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.managers import SyncManager
 from pathlib import Path
@@ -138,6 +140,53 @@ class Gather:
         for rows in batches:
             np.take(self.array, rows, axis=0)
         return (time.perf_counter() - begun) / len(batches)
+
+
+def _copy_on(rows: int, size: int, batch: int, started: Connection) -> None:
+    """The process of `Copying`."""
+    gather, rng = Gather(rows, size, batch), np.random.default_rng(3)
+    chosen = [rng.integers(0, rows, batch) for _ in range(64)]
+    started.send(True)
+    while True:
+        gather.into(chosen)
+
+
+class Copying:
+    """A process that copies random rows of an array of its own, on and on, unless it is paused: what any worker at full
+    speed takes from the caches and the memory that the cores share."""
+
+    def __init__(self, rows: int, size: int, batch: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        started, theirs = context.Pipe()
+        self._process = context.Process(target=_copy_on, args=(rows, size, batch, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        started.recv()  # when this comes, it copies
+        started.close()
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def beside(self, measure: Callable[[], float]) -> Callable[[], float]:
+        """`measure`, while it copies."""
+
+        def measured() -> float:
+            self._signal(signal.SIGCONT)
+            try:
+                return measure()
+            finally:
+                self._signal(signal.SIGSTOP)
+
+        return measured
+
+    def __enter__(self) -> Copying:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.join()
 
 
 class Log:
