@@ -74,14 +74,14 @@ what we think, and were not tested.
 - **Storage of 1.5 times the EM** is beyond noise for BiC and GDumb only.
 - **The study of distillation** confirms the paper for iCaRL only; for BiC and DER++ all weights are within noise.
 - **Swaps in the background cost a small net more than the paper's nets.** With the paper's nets and batches, CarM-100,
-  warm storage and a free core they cost -2 to 2 % of the training time by the median of six repetitions (`speed`, second
-  block: 7 of 7 within our goal of 3 %). Single repetitions lie up to 9 points apart, and so do two runs that differ in
-  nothing, so the least and the most say little. The compact nets of scale laptop show the other end, since a step of
-  theirs takes 7 to 50 ms and what judging, ordering and publishing cost the training thread, whose caches the model has
-  filled, is 0.3 to 2 ms whatever the net: 0 to 6 %, and 15 % for TinyER; within 3 % for iCaRL and RM, within the paper's
-  5.5 % for ER and BiC too. Where a pass shows every sample once, several batches are judged together; TinyER and DER++
-  draw at random from 100 slots, so theirs are not. The first row of each block has six repetitions, the others two; they
-  were measured in several sittings over a day. Waiting for slow storage instead costs 15 to 81 % more.
+  warm storage and a free core they cost -2 to 2 % of the training time by the median of six repetitions (`speed`,
+  second block: 7 of 7 within our goal of 3 %). Single repetitions lie up to 9 points apart, so the least and the most
+  say little. The compact nets of scale laptop show the other end, since a step of theirs takes 7 to 50 ms and what
+  judging, ordering and publishing cost the training thread, whose caches the model has filled, is 0.3 to 2 ms whatever
+  the net: 0 to 6 %, and 15 % for TinyER; within 3 % for iCaRL and RM, within the paper's 5.5 % for ER and BiC too.
+  Where a pass shows every sample once, several batches are judged together; TinyER and DER++ draw at random from 100
+  slots, so theirs are not. The first row of each block has six repetitions, the others two; they were measured in
+  several sittings over a day. Waiting for slow storage instead costs 15 to 81 % more.
 - **Many lines say "within noise".** Three seeds leave intervals of two to ten points; short runs on CIFAR have eight.
 - **The runs were made over a day in which the code changed.** Most of Table 1 on CIFAR is older than the last changes
   of when swaps are ordered, which alter the timing of swaps, not the methods. `table1-mnist`, `ceiling`, `reference`,
