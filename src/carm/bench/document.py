@@ -19,21 +19,23 @@ from typing import Any
 from carm.bench.markdown import circumstances, rows_table
 
 _SWAPPING = """
-    The copy itself keeps the interpreter lock; the rest is waiting for a worker thread that has it, and, we think, that
-    a part of what is drawn has just been written by the other core. With `swap="process"` there is no such lock, and a
-    draw of 64 loses less.
+    It goes by the run: with batches of 256 and AIO, three runs on one machine gave 0.56, 0.66 and 0.73. The copy keeps
+    the interpreter lock, so it does not wait for the worker. What it loses, we think, it loses to the memory that both
+    cores share: a bare `numpy.take` beside a process that copies loses 8 to 20 % (the last row of its kind).
     """
-_PROCESS = """
-    The helper process has its own interpreter and pickles orders and reports; `swap="async"` is the thread, not least
-    because of these rows. Rows move by one or two points from run to run, as their quartiles, some ten points apart,
-    let expect: the thread with one torch thread was at 1.01 in the run before this one.
+_BY_THE_RUN = """
+    Rows move by two or three points from run to run, as their quartiles, ten points apart, let expect: in the run
+    before this one the thread's rows of train-cold and train-throttled were within the target (0.99 to 1.02), and one
+    of train-warm was not (1.04). The helper process costs a little more than the thread, as it pickles orders and
+    reports; `swap="async"` is the thread, not least because of these rows.
     """
 REASONS: dict[str, str] = {
     "swap-warm": """
-        Copying out of the page cache, comparing the checksum and copying into the row take about 1.25 microseconds a
-        record in numpy, a bare gather 0.4: that alone makes 0.34 the most that could be had, and choosing, ordering,
-        reporting and publishing come to another microsecond. A copy less needs compiled code: letting the kernel do it
-        (`process_vm_readv`, buffered AIO into the rows) was measured to be slower than two copies.
+        Copying out of the page cache, comparing the checksum and copying into the row take about 1.6 microseconds a
+        record in numpy, a bare gather 0.4: that alone makes 0.25 the most that could be had, and choosing, ordering,
+        reporting and publishing come to another 0.9, on the same interpreter lock. Compiled code that copies and sums
+        in one pass was tried: it brings 0.22, so it was left out. Letting the kernel copy (`process_vm_readv`, buffered
+        AIO into the rows) was measured to be slower than two copies.
         """,
     "swap-cold-3k": """
         Reading is bound by the processor (the kernel takes 4 to 5 microseconds a record), so on two cores the work that
@@ -48,18 +50,19 @@ REASONS: dict[str, str] = {
         Every batch makes two syncs, of the data and of the catalogue, against one; which part of it is the device was
         not examined.
         """,
-    "train-warm": _PROCESS,
-    "train-cold": """
-        The helper process, as above, by little; in the run before this one it was the thread's row.
+    "train-warm": _BY_THE_RUN,
+    "train-cold": _BY_THE_RUN,
+    "train-throttled": "It goes by the run, as the quartiles let expect: it was at 0.99 in the run before this one.",
+    "decode": """
+        Pillow lets go of the interpreter lock while it decodes, but not while it opens a picture, splits it into its
+        bands and copies them out. Two processes decode 1.6 to 1.9 times as much as one.
         """,
-    "train-throttled": "The quartiles are wide; this run does not tell the target from a miss.",
-    "decode": "The reason was not looked for; the target assumes two cores with nothing else on them.",
     "draw-64-swapping": _SWAPPING,
     "draw-256-swapping": _SWAPPING,
     "draw-256": """
         A draw also chooses, copies labels and ids, and makes tensors: about 20 microseconds a call. And it copies by
         indexing, which keeps the interpreter to itself, where `numpy.take`, 10 to 20 % faster, would let a swap thread
-        in. With 10,000 slots it was at 0.65 in the run before this one.
+        in. Three runs gave 0.52 to 0.57 with 2,000 slots, and 0.58 to 0.66 with 10,000.
         """,
     "profile": "The rows below it show which part takes the rest.",
 }
