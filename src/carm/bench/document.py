@@ -54,8 +54,8 @@ REASONS: dict[str, str] = {
     "train-cold": _BY_THE_RUN,
     "train-throttled": "It goes by the run, as the quartiles let expect: it was at 0.99 in the run before this one.",
     "decode": """
-        Pillow lets go of the interpreter lock while it decodes, but not while it opens a picture, splits it into its
-        bands and copies them out. Two processes decode 1.6 to 1.9 times as much as one.
+        Pillow lets go of the interpreter lock while it decodes, but not while it opens a picture and copies its bands
+        out. Two processes decode 1.6 to 1.9 times as much as one.
         """,
     "draw-64-swapping": _SWAPPING,
     "draw-256-swapping": _SWAPPING,
