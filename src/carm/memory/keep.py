@@ -29,12 +29,16 @@ class Keeper:
     def keep(self, records: Records, slots: Ints, ids: Ints) -> None:
         """Put record i into `slots[i]` where that is not -1. Slots of samples that do not fit at all become -1."""
         ram = self.ram
-        need = ram.blocks_for(records.sizes)
-        huge = (slots >= 0) & (need > ram.layout.blocks - ram.spare)
-        if huge.any():
-            self.stats.dropped["too large for RAM"] += int(huge.sum())
-            slots[huge] = -1
         chosen = np.flatnonzero(slots >= 0)
+        if ram.schema.fixed and len(chosen) <= ram.free_blocks:  # one block each, and enough of them
+            self._put(records, chosen, slots, ids)
+            return
+        need = ram.blocks_for(records.sizes)
+        huge = chosen[need[chosen] > ram.layout.blocks - ram.spare]
+        if len(huge):
+            self.stats.dropped["too large for RAM"] += len(huge)
+            slots[huge] = -1
+            chosen = np.flatnonzero(slots >= 0)
         at = 0
         while at < len(chosen):
             # As many at a time as there are free blocks: each piece frees the blocks of what it replaces.
@@ -42,16 +46,22 @@ class Keeper:
             if fits == 0:
                 self._make_room(slots[chosen[at:]], int(need[chosen[at]]))
                 continue
-            part = chosen[at : at + fits]
-            blocks = ram.allocate(records.sizes[part])
-            assert blocks is not None
-            ram.write(records, part, blocks)
-            self.leave(slots[part])
-            first = ram.first_blocks(blocks, records.sizes[part])
-            ram.publish(slots[part], first, records.labels[part], ids[part], np.full(len(part), -1, np.int32))
+            self._put(records, chosen[at : at + fits], slots, ids)
             at += fits
         if not ram.schema.fixed:
             self._balance()
+
+    def _put(self, records: Records, part: Ints, slots: Ints, ids: Ints) -> None:
+        """Put these records into their slots: there is room for them."""
+        if not len(part):
+            return
+        ram, sizes, into = self.ram, records.sizes[part], slots[part]
+        blocks = ram.allocate(sizes)
+        assert blocks is not None
+        ram.write(records, part, blocks)
+        self.leave(into)
+        nowhere = np.full(len(part), -1, np.int32)  # not stored yet
+        ram.publish(into, ram.first_blocks(blocks, sizes), records.labels[part], ids[part], nowhere)
 
     def _make_room(self, coming: Ints, need: int) -> None:
         """Empty slots until `need` blocks are free: first those that are overwritten anyway, then the largest

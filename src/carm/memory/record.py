@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -328,7 +328,15 @@ def _as_bytes(value: Any) -> Bytes:
 
 
 def _dtype_name(value: Any, array: NDArray[Any]) -> str:
-    return "bfloat16" if str(getattr(value, "dtype", "")) == "torch.bfloat16" else array.dtype.name
+    if array.dtype == np.uint16 and str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        return "bfloat16"
+    return _name(array.dtype)
+
+
+@cache
+def _name(dtype: np.dtype[Any]) -> str:
+    """Kept, because numpy puts a dtype's name together anew every time."""
+    return str(dtype.name)
 
 
 def _torch_dtype(name: str) -> Any:

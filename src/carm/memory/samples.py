@@ -32,11 +32,12 @@ def count(fields: Mapping[str, Any]) -> int:
     for name, value in fields.items():
         if not hasattr(value, "__len__"):
             raise SchemaError(f"field {name!r} needs one row per sample; got {value!r}")
-    name, first = next(iter(fields.items()))
-    for other, value in fields.items():
-        if len(value) != len(first):
-            raise SchemaError(f"field {other!r} has {len(value)} samples, but {name!r} has {len(first)}")
-    return len(first)
+    counts = {name: len(value) for name, value in fields.items()}
+    name, first = next(iter(counts.items()))
+    for other, n in counts.items():
+        if n != first:
+            raise SchemaError(f"field {other!r} has {n} samples, but {name!r} has {first}")
+    return first
 
 
 def take(fields: Mapping[str, Any], rows: Ints) -> Batch:
