@@ -85,7 +85,7 @@ what we think, and were not tested.
 - **Many lines say "within noise".** Three seeds leave intervals of two to ten points; short runs on CIFAR have eight.
 - **The runs were made over a day in which the code changed.** Most of Table 1 on CIFAR is older than the last changes
   of when swaps are ordered, which alter the timing of swaps, not the methods. `table1-mnist`, `ceiling`, `reference`,
-  `workers` and `tiny-er-slots` are of the last code but for details.
+  `workers`, `tiny-er-slots` and `icarl-means` are of the last code but for details.
 """
 
 
