@@ -207,6 +207,65 @@ def test_ctrl_c_leaves_a_run_that_goes_on(out: Path, child: Children) -> None:
     assert lasting(metrics_in(out / "r")) == lasting(metrics_in(out / "whole"))
 
 
+class Interrupting:
+    """A file in whose every read and write Ctrl-C is pressed."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("read", "readinto", "write"):
+            signal.raise_signal(signal.SIGINT)
+        return getattr(self.file, name)
+
+
+def test_ctrl_c_in_the_middle_of_a_checkpoint(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would turn it into a RuntimeError, or take the file for a damaged one and start over."""
+    whole = run(tiny(), out / "whole")
+
+    save, load = torch.save, torch.load
+
+    def save_interrupted(state: Any, file: Any) -> None:
+        save(state, Interrupting(file))
+
+    def load_interrupted(path: Path, **more: Any) -> Any:
+        with path.open("rb") as file:
+            return load(Interrupting(file), **more)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("torch.save", save_interrupted)
+        run(tiny(), out / "r")
+    assert (out / "r" / "checkpoint.pt").exists()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("torch.load", load_interrupted)
+        run(tiny(), out / "r", resume=True)
+    assert lasting(run(tiny(), out / "r", resume=True)) == lasting(whole)
+
+
+def test_stopped_between_the_first_samples_and_their_checkpoint(
+    out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The passes of the first task are not made again."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("carm.lab.metrics.History.add", stop)  # after the first task, which is in the store by then
+        run(tiny(), out / "r")
+    moments: list[tuple[int, int]] = []
+
+    class Note(Watch):
+        seconds = 0.0
+
+        def __call__(self, moment: Moment) -> None:
+            moments.append((moment.task, moment.number))
+
+    resumed = run(tiny(), out / "r", resume=True, watch=Note())
+    assert moments[0] == (0, 2) and not caplog.records
+    assert lasting(resumed) == lasting(run(tiny(), out / "whole"))
+
+
 class Stop(Watch):
     """Ends a run at the end of a pass, without a trace."""
 

@@ -34,6 +34,7 @@ from carm.lab.metrics import Counts, History, own_classes
 from carm.lab.parts import make_memory, make_recipe, make_stream, net_maker
 from carm.lab.watch import Moment, Series, Watch
 from carm.memory.errors import CheckpointError, StoreError
+from carm.memory.interrupt import uninterrupted
 from carm.methods.base import MakeNet, stored_fields
 from carm.nets.allocator import keep_freed_memory
 from carm.nets.threads import torch_threads
@@ -98,8 +99,8 @@ class Run:
         layout = nets.channels_last(config.net)
         views = Views(self.samples, decoder=decoder, device=config.device, seed=config.seed, channels_last=layout)
         state = self._checkpoint() if resume else None
-        if state is None:
-            shutil.rmtree(self.store, ignore_errors=True)  # of a run that was killed before its first checkpoint
+        if state is None or state["memory"]["schema"] is None:
+            shutil.rmtree(self.store, ignore_errors=True)  # the run was killed before a checkpoint that has samples
         with make_memory(config, self.method, self.store) as memory:
             self.method.start(
                 memory=memory,
@@ -276,7 +277,8 @@ class Run:
             "spent": list(spent),
             "skipped": self._skipped(),
         }
-        with atomic(self.out / "checkpoint.pt") as file:
+        # torch writes and reads from C++, which makes an error of a KeyboardInterrupt that meets it in the file's methods
+        with uninterrupted(), atomic(self.out / "checkpoint.pt") as file:
             torch.save(state, file)
         self._saved = time.monotonic()
 
@@ -285,7 +287,8 @@ class Run:
         if not path.exists():
             return None
         try:
-            state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+            with uninterrupted():
+                state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         except Exception as error:  # whatever torch makes of a damaged file
             log.warning("%s cannot be read (%s): the run starts over", path, error)
             return None
