@@ -232,13 +232,15 @@ def test_ctrl_c_in_the_middle_of_a_checkpoint(out: Path, monkeypatch: pytest.Mon
         with path.open("rb") as file:
             return load(Interrupting(file), **more)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr("torch.save", save_interrupted)
-        run(tiny(), out / "r")
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny(), out / "r")
     assert (out / "r" / "checkpoint.pt").exists()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr("torch.load", load_interrupted)
-        run(tiny(), out / "r", resume=True)
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny(), out / "r", resume=True)
     assert lasting(run(tiny(), out / "r", resume=True)) == lasting(whole)
 
 
@@ -250,9 +252,10 @@ def test_stopped_between_the_first_samples_and_their_checkpoint(
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr("carm.lab.metrics.History.add", stop)  # after the first task, which is in the store by then
-        run(tiny(), out / "r")
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny(), out / "r")
     moments: list[tuple[int, int]] = []
 
     class Note(Watch):

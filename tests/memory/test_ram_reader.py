@@ -115,15 +115,15 @@ def test_a_reader_here_is_told_too(tmp_path: Path) -> None:
     reader = memory.reader()
     keys_of(reader.read(range(10)))
     memory.resize(5)
-    with pytest.raises(CarmError, match="resized or closed"):
+    with pytest.raises(CarmError, match="resized, restored or closed"):
         reader[0]
-    with pytest.raises(CarmError, match="resized or closed"):
+    with pytest.raises(CarmError, match="resized, restored or closed"):
         reader.filled()
     reader = memory.reader()
     keys_of(reader.read(range(5)))
     memory.close()
     for call in (lambda: reader[0], lambda: reader.__getitems__([0, 1]), lambda: pickle.dumps(reader)):
-        with pytest.raises(CarmError, match="resized or closed"):
+        with pytest.raises(CarmError, match="resized, restored or closed"):
             call()
 
 

@@ -277,7 +277,7 @@ class Run:
             "spent": list(spent),
             "skipped": self._skipped(),
         }
-        # torch writes and reads from C++, which makes an error of a KeyboardInterrupt that meets it in the file's methods
+        # torch works in C++ and makes an error of a KeyboardInterrupt that meets it in one of the file's methods
         with uninterrupted(), atomic(self.out / "checkpoint.pt") as file:
             torch.save(state, file)
         self._saved = time.monotonic()

@@ -422,10 +422,14 @@ class PreadvEngine(Engine):
         ok = np.zeros(len(offsets), bool)
         view = data.data
         share = -(-len(offsets) // self.threads) or 1
-        jobs: list[Future[None]] = [
-            self._pool.submit(self._read_some, view, offsets[part], sizes[part], starts[part], ok[part])
-            for part in (slice(at, at + share) for at in range(0, len(offsets), share))
-        ]
+        jobs: list[Future[None]] = []
+        try:
+            for part in (slice(at, at + share) for at in range(0, len(offsets), share)):
+                jobs.append(
+                    self._pool.submit(self._read_some, view, offsets[part], sizes[part], starts[part], ok[part])
+                )
+        except RuntimeError:  # the interpreter is going down, and pools take no more
+            self._read_some(view, offsets, sizes, starts, ok)
         return place, jobs, data, starts, ok
 
     def _read_some(self, view: memoryview, offsets: Ints, sizes: Ints, starts: Ints, ok: Bools) -> None:
@@ -452,6 +456,12 @@ class PreadvEngine(Engine):
 ENGINES: dict[str, type[Engine]] = {"aio": AioEngine, "mapped": MappedEngine, "preadv": PreadvEngine}
 
 
+def check_engine(name: str) -> None:
+    """Complain about the name of an engine that there is none of."""
+    if name != "auto" and name not in ENGINES:
+        raise ValueError(f"engine={name!r}: must be 'auto' or one of {', '.join(map(repr, ENGINES))}")
+
+
 def open_engine(name: str, path: Path, offsets: Ints | None = None, sizes: Ints | None = None) -> Engine:
     """The engine called `name`; with "auto" the one that reads these extents fastest.
 
@@ -459,9 +469,8 @@ def open_engine(name: str, path: Path, offsets: Ints | None = None, sizes: Ints 
     is in the page cache, so a timing would say little about later, and these two do not turn the page cache into a
     second memory.
     """
+    check_engine(name)
     if name != "auto":
-        if name not in ENGINES:
-            raise ValueError(f"engine={name!r}: must be 'auto' or one of {', '.join(map(repr, ENGINES))}")
         try:
             return ENGINES[name](path)
         except OSError as error:

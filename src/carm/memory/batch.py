@@ -15,8 +15,15 @@ class UnknownFields(dict[str, Any]):
     Each is an empty tensor that `torch.cat` takes together with anything, so a training loop needs no first-step case.
     """
 
+    device: torch.device | str = "cpu"
+
     def __missing__(self, name: str) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.bool)
+        return torch.empty(0, dtype=torch.bool, device=self.device)
+
+    def on(self, device: torch.device | str) -> UnknownFields:
+        out = UnknownFields()
+        out.device = device
+        return out
 
 
 class Batch:
@@ -69,6 +76,8 @@ class Batch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """The same batch with its tensors on `device`."""
+        if isinstance(self.fields, UnknownFields):
+            return Batch(self.fields.on(device), self.slots, self.ids, self._count)
         fields = {
             name: value.to(device, non_blocking=non_blocking) if isinstance(value, torch.Tensor) else value
             for name, value in self.fields.items()

@@ -126,14 +126,14 @@ class Carousel:
         stats.bytes_read += n * ram.layout.block if ram.schema.fixed else int(store.sizes[handles].sum())
         old_handles = swap.old_handles
         good = report.ok & (ram.ids[slots] == swap.old_ids)
+        damaged: list[int] = []
         if np.count_nonzero(good) < n:
             bad, late = ~report.ok, report.ok & ~good
             ram.release(first[~good])
             store.sets.release_each(handles[late])
             stats.dropped["slot changed"] += int(late.sum())
-            if bad.any():
-                stats.dropped["corrupt"] += int(bad.sum())
-                store.discard(handles[bad].tolist())
+            stats.dropped["corrupt"] += int(bad.sum())
+            damaged = handles[bad].tolist()
             slots, old_handles, handles, first = slots[good], old_handles[good], handles[good], first[good]
         if len(slots):
             store.sets.release_each(old_handles)
@@ -142,6 +142,8 @@ class Carousel:
         auto = self._auto()
         if auto is not None:
             auto.completed(n, now, now - swap.ordered)
+        if damaged:
+            store.discard(damaged)  # last: it warns, and warnings may be made errors
 
     def cancel(self) -> None:
         """The worker is gone, and all orders with it."""

@@ -18,6 +18,15 @@ from carm.memory.store import Store
 VERSION = 1
 
 
+def on_cpu(state: Any) -> Any:
+    """The same with all tensors on the CPU: `torch.load(..., map_location=...)` may have put them elsewhere."""
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    if isinstance(state, Mapping):
+        return {name: on_cpu(value) for name, value in state.items()}
+    return type(state)(map(on_cpu, state)) if isinstance(state, (list, tuple)) else state
+
+
 def store_state(store: Store) -> dict[str, Any]:
     """The store's moment, and the order of its index: random choices depend on it."""
     order = [(c, torch.from_numpy(store.ids[items]), torch.from_numpy(held)) for c, items, held in store.sets.order()]

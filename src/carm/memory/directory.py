@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gc
 import os
 import time
 import weakref
@@ -56,6 +57,7 @@ class Lock:
         os.pwrite(self.fd, f"{os.getpid():<20}\n".encode(), 0)
 
     def _take(self, until: float) -> None:
+        collected = False
         while True:
             try:
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,6 +69,10 @@ class Lock:
                         f"{directory} cannot be locked: {error.strerror}; use another file system"
                     ) from error
                 owner = self.path.read_text().strip()
+                if owner == str(os.getpid()) and not collected:
+                    gc.collect()  # perhaps it belongs to a memory that nobody has any more, as in a notebook
+                    collected = True
+                    continue
                 # A process that was killed may have left a helper behind, which still finishes its last write.
                 if not _alive(owner) and time.monotonic() < until:
                     time.sleep(0.02)

@@ -125,8 +125,13 @@ class Intake:
     @property
     def _crowded(self) -> bool:
         """Whether swaps under way may hold so much of a small store that samples in RAM would find no room in it."""
-        most, swaps = self.store.max_samples, self._carousel.outstanding
-        return most is not None and swaps > 0 and len(self.ram) + swaps > most
+        most, room, swaps = self.store.max_samples, self.store.max_bytes, self._carousel.outstanding
+        if not swaps:
+            return False
+        if most is not None:
+            return len(self.ram) + swaps > most
+        each = self.store.live_bytes // max(self.store.count, 1)
+        return room is not None and (len(self.ram) + swaps) * each > room - room // 8
 
     def _in_ram(self, ids: Ints, slots: Ints) -> NDArray[np.bool_]:
         here: NDArray[np.bool_] = (slots >= 0) & (self.ram.ids[slots] == ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 
 import numpy as np
@@ -138,14 +139,16 @@ def load_stored(ram: RamTier, store: Store, slots: Ints, handles: NDArray[np.int
 
 def choose_balanced(ram: RamTier, store: Store, room: int, rng: np.random.Generator) -> NDArray[np.int32]:
     """Up to `room` open samples of the store, held from now on, that make the classes in RAM as equal as possible."""
-    counts = {label: ram.sets.count(label) for label in store.sets.labels}
+    # By count; of equal ones, the class that came first.
+    heap = [(ram.sets.count(label), place, label) for place, label in enumerate(store.sets.labels)]
+    heapq.heapify(heap)
     out: list[int] = []
-    while len(out) < room and counts:
-        label = min(counts, key=lambda c: counts[c])
+    while len(out) < room and heap:
+        count, place, label = heap[0]
         handle = store.sets.take_open(label, rng)
         if handle < 0:
-            del counts[label]
+            heapq.heappop(heap)
             continue
-        counts[label] += 1
+        heapq.heapreplace(heap, (count + 1, place, label))
         out.append(handle)
     return np.array(out, np.int32)

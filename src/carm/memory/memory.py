@@ -11,6 +11,7 @@ import atexit
 import logging
 import math
 import os
+import threading
 import time
 import warnings
 import weakref
@@ -26,13 +27,14 @@ from carm.memory.batch import Batch, UnknownFields
 from carm.memory.bundle import mixed_pass, paired_pass
 from carm.memory.carousel import Carousel
 from carm.memory.draws import Draws
-from carm.memory.errors import CarmError, CheckpointError, SchemaError, WorkerError
+from carm.memory.errors import CarmError, SchemaError, WorkerError
+from carm.memory.extents import padded
 from carm.memory.gate import Entropy, Gate
 from carm.memory.intake import Intake
 from carm.memory.interrupt import uninterrupted
 from carm.memory.judge import Judge
 from carm.memory.keep import Keeper, choose_balanced, load_stored
-from carm.memory.ram import RamReader, RamTier
+from carm.memory.ram import RamReader, RamTier, slot_numbers
 from carm.memory.record import Records, Schema
 from carm.memory.select import Arrays, Reservoir, Selection
 from carm.memory.sizing import make_ram
@@ -99,6 +101,10 @@ class Memory:
         kinds = {"async": "thread", "thread": "thread", "process": "process", "sync": "sync"}
         if swap not in kinds:
             raise ValueError(f"swap={swap!r}: must be one of {', '.join(map(repr, kinds))}")
+        for name, given, kind in (("select", select, Selection), ("gate", gate, Gate)):
+            if given is not None and not isinstance(given, kind):
+                hint = f"; did you mean {given.__name__}()?" if isinstance(given, type) else ""
+                raise ValueError(f"{name}={given!r}: must be a {kind.__name__}{hint}")
         if storage is None and storage_capacity is not None:
             raise ValueError(f"storage_capacity={storage_capacity!r} needs storage: name a directory")
         if isinstance(storage_capacity, int) and self._slots is not None and storage_capacity < self._slots:
@@ -167,7 +173,13 @@ class Memory:
         ram = self._make_ram(schema, mean, self._slots, self._ram_bytes)
         if self.store is not None and self.store.schema is None:
             self.store.create(schema)
-        self._connect(ram)
+        if self.store is not None:
+            self._engine = self.store.engine.name  # may not work here; if so, nothing has begun
+        try:
+            self._connect(ram)
+        except BaseException:
+            self._ram = None  # no worker could be started; the next `add` tries again
+            raise
 
     def _connect(self, ram: RamTier) -> None:
         """Use this RAM tier from now on: everything that works on it is made anew."""
@@ -192,7 +204,8 @@ class Memory:
         tier = make_ram(schema, typical, slots=slots, ram=ram, queue=self._queue, swaps=store is not None)
         if store is not None:
             n, most, room = tier.capacity, store.max_samples, store.max_bytes
-            if (most is not None and n > most) or (room is not None and n * typical > room):
+            # (An eighth is kept for what is written before something else is gone.)
+            if (most is not None and n > most) or (room is not None and n * padded(int(typical)) > room - room // 8):
                 raise ValueError(
                     f"the RAM tier has {n} slots, and storage_capacity={most or room} is less: storage also keeps "
                     "what is in RAM, so it must hold at least as much"
@@ -249,7 +262,7 @@ class Memory:
         """Those of `slots` that hold a sample."""
         if self._ram is None:
             return _NOBODY
-        slots = slots[slots < self._ram.table]
+        slots = slots[(slots >= 0) & (slots < self._ram.table)]
         return slots[self._ram.ids[slots] >= 0]
 
     def class_counts(self) -> dict[int, tuple[int, int]]:
@@ -305,6 +318,7 @@ class Memory:
         if ram is None or count == 0:
             return self._empty_batch()
         chosen = self._draws.subset(count, min(n, count))
+        self._stats.drawn += len(chosen)
         return self._take(chosen if count == ram.table else ram.used()[chosen])
 
     def poll(self) -> None:
@@ -312,9 +326,9 @@ class Memory:
         self._collect()
 
     def take(self, slots: Ints) -> Batch:
-        """The samples in these slots."""
+        """The samples in these slots. They do not count as drawn."""
         self._collect()
-        chosen = np.asarray(slots, np.int64)
+        chosen = slot_numbers(slots)
         if self._ram is None or (len(chosen) and (chosen.min() < 0 or chosen.max() >= self._ram.table)):
             raise IndexError(f"slots must be from 0 to {self.capacity - 1}")
         if (self._ram.ids[chosen] < 0).any():
@@ -324,7 +338,6 @@ class Memory:
     def _take(self, slots: Ints) -> Batch:
         ram = self._ram
         assert ram is not None
-        self._stats.drawn += len(slots)
         return Batch(ram.fields(slots), slots, ram.ids[slots], len(slots))
 
     def _empty_batch(self) -> Batch:
@@ -357,7 +370,7 @@ class Memory:
         self._check()
         parse_count("batch_size", batch_size)
         parse_count("passes", passes)
-        new = samples.as_fields(task, self.label) if task is not None else {}
+        new = samples.prepared(task, self.label, self.schema) if task is not None else {}
         if old_per_batch is not None:
             parse_count("old_per_batch", old_per_batch)
             if task is None:
@@ -370,7 +383,9 @@ class Memory:
                 if passes > 1:
                     self.progress = number / passes
                 if old_per_batch is None:
-                    yield from mixed_pass(self, new, batch_size, self._rng["shuffle"])
+                    for batch in mixed_pass(self, new, batch_size, self._rng["shuffle"]):
+                        self._stats.drawn += batch.olds
+                        yield batch
                 else:
                     yield from paired_pass(self, new, batch_size, old_per_batch, self._rng["shuffle"])
         finally:
@@ -448,6 +463,7 @@ class Memory:
         self._stats.worker_restarts += 1
         self._worker.close()
         self._carousel.cancel()
+        self._intake.compacting = False
         self._start_worker()
         self._deaths += 1
         if trace is None and self._deaths > 3:
@@ -456,8 +472,8 @@ class Memory:
         if trace is not None:  # it may be the write that failed: do not send it for ever
             self._intake.requeue()
             raise WorkerError(f"the swap worker failed and was started again:\n{trace}")
+        self._intake.resend()  # before the warning, which may be made an error
         warnings.warn("the swap worker died; another has been started", RuntimeWarning, stacklevel=4)
-        self._intake.resend()
 
     # -- M and S: new samples ----------------------------------------------------------------------------------------
 
@@ -693,6 +709,7 @@ class Memory:
         while self._intake is not None and self._intake.busy:
             self._collect(timeout=1.0)
         self._drain()
+        state = checkpoint.on_cpu(state)
         checkpoint.check(state, self.schema, self._ram, self.store, self.select)
         with uninterrupted():
             self._become(state)
@@ -722,7 +739,7 @@ class Memory:
         assert self._ram is not None and self._keeper is not None
         try:
             checkpoint.load_ram(self._ram, self.store, state["ram"])
-        except CheckpointError:
+        except Exception:
             self._start_over(schema)
             raise
         self._keeper.tight = state["tight"]
@@ -777,6 +794,12 @@ class Memory:
         if getattr(self, "_closed", True) or self._pid != os.getpid():
             return
         log.warning("a Memory was not closed; use `with Memory(...) as memory:` or call memory.close()")
+        if self._worker is not None and self._worker.is_here:
+            threading.Thread(target=self._close_at_last).start()  # this one is needed for it
+        else:
+            self._close_at_last()
+
+    def _close_at_last(self) -> None:
         try:
             self.close()
         except Exception:

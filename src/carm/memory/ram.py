@@ -13,7 +13,7 @@ check at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -353,6 +353,14 @@ def scatter(arena: Bytes, blocks: NDArray[np.integer], data: Bytes, starts: Ints
         at += whole + (rest > 0)
 
 
+def slot_numbers(slots: Any) -> Ints:
+    """Numbers of slots, as given by a caller."""
+    given = np.atleast_1d(np.asarray(slots))
+    if given.dtype == bool:
+        raise IndexError("slots are numbers, and this is a mask: pick from memory.slots with it")
+    return given.astype(np.int64)
+
+
 class RamReader:
     """Reads the RAM tier from any process; a map-style dataset over slots for `DataLoader` workers, forked or spawned.
 
@@ -376,6 +384,10 @@ class RamReader:
     def __len__(self) -> int:
         return self.layout.capacity
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The samples there are; slots may be empty."""
+        return (self[slot] for slot in self.filled().tolist())
+
     def filled(self) -> Ints:
         """Slots that hold a sample now."""
         return np.flatnonzero(self._attached().entries & _ROW)
@@ -385,7 +397,8 @@ class RamReader:
             self._arrays = self.layout.arrays(self._shared)
         if self._arrays.header[0]:
             raise CarmError(
-                "the memory was resized or closed after this reader was made; make a new one with memory.reader()"
+                "the memory was resized, restored or closed after this reader was made; make a new one with "
+                "memory.reader()"
             )
         return self._arrays
 
@@ -421,7 +434,7 @@ class RamReader:
         """Batched fields of the samples in `slots`: tensors, and lists of uint8 tensors for variable fields."""
         from carm.memory.tensors import to_tensors
 
-        chosen = np.asarray(slots, np.int64)
+        chosen = slot_numbers(slots)
         if len(chosen) and (chosen.min() < 0 or chosen.max() >= self.layout.capacity):
             raise IndexError(
                 f"slots must be from 0 to {self.layout.capacity - 1}; got {int(chosen.min())} to {int(chosen.max())}"

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from carm.memory.errors import SchemaError
 
-LARGEST = 2**31 - 1024
+LARGEST = 2**31 - 2**20  # a system call reads a little less than 2^31
 """Bytes of the largest record: sizes are kept in 32 bits."""
 WORD = 8
 """Records are padded to whole words of this many bytes; the checksum reads words."""
@@ -199,8 +199,9 @@ class Schema:
     def _array_column(self, f: Field, value: Any) -> NDArray[Any]:
         array = as_array(f.name, value)
         if f.name == self.label:
-            if array.dtype.kind not in "iu" and array.size:
-                raise SchemaError(f"the label field {f.name!r} must hold whole numbers; got dtype {array.dtype}")
+            if (array.dtype.kind not in "iu" or _dtype_name(value, array) == "bfloat16") and array.size:
+                kind = _dtype_name(value, array)
+                raise SchemaError(f"the label field {f.name!r} must hold whole numbers; got dtype {kind}")
             if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
                 raise SchemaError(f"the label field {f.name!r} has the value {array.max()}; labels are below 2^63")
             if array.ndim != 1:
@@ -218,7 +219,7 @@ class Schema:
             raise SchemaError(
                 f"field {f.name!r} holds bytes of any length: pass a list of bytes; got {type(value).__name__}"
             )
-        return [_as_bytes(v) for v in value]
+        return [as_bytes(v) for v in value]
 
     def _pack_variable(self, heads: NDArray[Any], labels: NDArray[np.int64], columns: list[Sequence[Any]]) -> Records:
         lengths = np.array([[len(v) for v in column] for column in columns], np.int64).sum(axis=0)
@@ -319,7 +320,8 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     return array
 
 
-def _as_bytes(value: Any) -> Bytes:
+def as_bytes(value: Any) -> Bytes:
+    """A byte string as an array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     if isinstance(value, memoryview):

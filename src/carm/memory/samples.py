@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from carm.memory.batch import Batch
 from carm.memory.errors import SchemaError
-from carm.memory.record import as_array, is_bytes_list
+from carm.memory.record import Schema, as_array, as_bytes, is_bytes_list
 
 Ints = NDArray[np.int64]
 
@@ -25,12 +25,38 @@ def as_fields(samples: Mapping[str, Any] | tuple[Any, Any], label: str) -> dict[
     raise ValueError(f"samples are a dict of fields or a pair (x, y); got {type(samples).__name__}")
 
 
+class Blobs(list[Any]):
+    """Byte strings that were looked at already."""
+
+
+def prepared(samples: Mapping[str, Any] | tuple[Any, Any], label: str, schema: Schema | None) -> dict[str, Any]:
+    """Samples as a dict of fields from which `take` can take many times; SchemaError if they do not go with `schema`,
+    which is that of the samples they are mixed with."""
+    fields: dict[str, Any] = {}
+    for name, value in as_fields(samples, label).items():
+        if is_bytes_list(value):
+            fields[name] = Blobs(value)
+        else:
+            fields[name] = value if isinstance(value, torch.Tensor) else as_array(name, value)
+    known = {} if schema is None else {f.name: f for f in schema.fields}
+    for name, value in fields.items() if known else ():
+        if name not in known:
+            raise SchemaError(f"the samples in memory have the fields {', '.join(known)}, and no {name!r}")
+        shape = None if isinstance(value, Blobs) else tuple(value.shape[1:])
+        if shape != known[name].shape:
+            ours, theirs = (
+                "bytes of any length" if s is None else f"shape {list(s)}" for s in (known[name].shape, shape)
+            )
+            raise SchemaError(f"field {name!r} holds {ours} per sample in memory; got {theirs}")
+    return fields
+
+
 def count(fields: Mapping[str, Any]) -> int:
     """How many samples there are."""
     if not fields:
         return 0
     for name, value in fields.items():
-        if not hasattr(value, "__len__"):
+        if not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0:
             raise SchemaError(f"field {name!r} needs one row per sample; got {value!r}")
     counts = {name: len(value) for name, value in fields.items()}
     name, first = next(iter(counts.items()))
@@ -45,8 +71,8 @@ def take(fields: Mapping[str, Any], rows: Ints) -> Batch:
     picked: dict[str, Any] = {}
     index = torch.from_numpy(rows)
     for name, value in fields.items():
-        if is_bytes_list(value):
-            picked[name] = [torch.frombuffer(bytearray(value[i]), dtype=torch.uint8) for i in rows.tolist()]
+        if isinstance(value, Blobs) or is_bytes_list(value):
+            picked[name] = [torch.from_numpy(as_bytes(value[i]).copy()) for i in rows.tolist()]
         elif isinstance(value, torch.Tensor):
             picked[name] = value[index.to(value.device)]
         else:
@@ -57,7 +83,10 @@ def take(fields: Mapping[str, Any], rows: Ints) -> Batch:
 
 def as_signals(name: str, given: Mapping[str, Any] | None, n: int | None) -> dict[str, NDArray[Any]]:
     """Signals for a selection as arrays; with `n`, each must have so many entries."""
-    out = {key: as_array(key, value) for key, value in (given or {}).items()}
+    out = {}
+    for key, value in (given or {}).items():
+        wide = value.float() if getattr(value, "dtype", None) == torch.bfloat16 else value  # numpy has no bfloat16
+        out[key] = as_array(key, wide)
     for key, value in out.items():
         if n is not None and len(value) != n:
             raise ValueError(f"{name}[{key!r}] has {len(value)} entries, but there are {n} samples")

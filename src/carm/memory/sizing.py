@@ -32,7 +32,8 @@ def make_ram(
         spare = spare_records(slots, queue, swaps)
         # Where sizes vary, the typical size is a guess. Blocks that are never written cost nothing, so guess high.
         blocks = slots + spare if schema.fixed else (slots + spare) * each * 4
-        _check_machine(f"slots={slots}", (slots + spare) * (each * block + _PER_SLOT))
+        given = f"slots={slots}" + ("" if queue is None else f" with queue={queue}")
+        _check_machine(given, (slots + spare) * (each * block + _PER_SLOT))
         return RamTier(schema, slots, blocks=blocks, block=block, spare=spare * each)
     assert ram is not None
     _check_machine(f"ram={ram}", ram)

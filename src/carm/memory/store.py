@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from carm.memory import catalogue, evict, extentfile
 from carm.memory import directory as directories
-from carm.memory.aio import Engine, open_engine
+from carm.memory.aio import Engine, check_engine, open_engine
 from carm.memory.catalogue import ENTRY, Catalogue, Contents, Entries, Mark
 from carm.memory.checksum import checksum
 from carm.memory.errors import CheckpointError, CorruptRecord, SchemaError, StoreError, StoreFull, warn
@@ -95,7 +95,7 @@ class Store:
         readonly: bool = False,
         seed: int = 0,
     ) -> None:
-        self.directory = Path(directory)
+        self.directory = Path(directory).absolute()  # the worker opens files later, wherever the process is then
         self.readonly = readonly
         self.max_samples: int | None = None
         self.max_bytes: int | None = None
@@ -110,6 +110,7 @@ class Store:
         self._device_full = False
         self._refusals = 0  # of the device, since it last took something
         self._largest = 0  # bytes of the largest batch
+        check_engine(engine)
         self._engine_name = engine
         self._engine: Engine | None = None
         self._pid = os.getpid()
@@ -249,6 +250,7 @@ class Store:
         self._doomed = lost  # gone from the index, and to die in the next commit
         self._first_deaths: list[int] = []  # ids that must die before the next write: their extents count as free
         self._in_doubt = False  # whether a commit may have been made that we do not know of
+        self._open_order = False  # whether a write is planned, and has neither been confirmed nor failed
         if len(lost):
             self.corrupt += len(lost)
             warn(
@@ -286,11 +288,11 @@ class Store:
     def settle(self) -> None:
         """Commit deaths that wait for a commit, take back what a failed order may have said, and merge the catalogue's
         rows if more than half of it is dead."""
-        catalogue = self._writable()
+        catalogue = self._changeable()
         if len(self._doomed) or self._first_deaths or self._in_doubt:
             self._commit_deaths([])
         if self.wants_compaction:
-            catalogue.compact(self.floor)
+            compact(catalogue, self.floor)
             self.buried = 0
 
     @property
@@ -322,6 +324,12 @@ class Store:
         if self.readonly:
             raise StoreError(f"the store in {self.directory} was opened with readonly=True")
         return catalogue
+
+    def _changeable(self) -> Catalogue:
+        """The catalogue, for a commit of its own. One in the middle of a write would take that write's number."""
+        if self._open_order:
+            raise StoreError(f"a write to {self.directory} is under way; call flush() of its memory first")
+        return self._writable()
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -372,7 +380,12 @@ class Store:
         """Read the records of index entries: bytes, where each starts, and which are whole (checksum included)."""
         self._usable()
         sizes = self.sizes[handles].astype(np.int64)
-        data, starts, ok = self.engine.read(self.offsets[handles], sizes)
+        try:
+            data, starts, ok = self.engine.read(self.offsets[handles], sizes)
+        except BaseException:  # Ctrl-C, say: what is still being read is waited for, and the next read begins anew
+            self.engine.close()
+            self._engine = None
+            raise
         return data, starts, verified(data, starts, sizes, self.sums[handles], ok)
 
     def read(self, ids: Sequence[int] | Ints) -> dict[str, Any]:
@@ -386,6 +399,10 @@ class Store:
         if not ok.all():
             bad = np.unique(handles[~ok])
             names = self.ids[bad].tolist()
+            if self.readonly and not self._unchanged(bad).all():
+                raise StoreError(
+                    f"samples {names} in {self.directory} were evicted by the process that writes to it; open it again"
+                )
             dropped = bad[self.sets.are_open(bad)]  # those in RAM are whole there; others show when they are needed
             if not self.readonly and len(dropped):
                 self.discard(dropped.tolist())
@@ -412,7 +429,19 @@ class Store:
             handles = handles[(self.ids[handles] == ids[at : at + batch]) & self.sets.contains(handles)]
             if len(handles):
                 _, _, ok = self.fetch(handles)
-                yield len(handles), self.ids[handles[~ok]].tolist()
+                bad = handles[~ok]
+                if self.readonly and len(bad):
+                    bad = bad[self._unchanged(bad)]
+                yield len(handles), self.ids[bad].tolist()
+
+    def _unchanged(self, handles: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Which samples the catalogue has where the index has them: while we look, another process may evict some."""
+        now = self._usable().load().entries
+        now = now[np.argsort(now["id"], kind="stable")]
+        if not len(now):
+            return np.zeros(len(handles), bool)
+        found = now[np.minimum(np.searchsorted(now["id"], self.ids[handles]), len(now) - 1)]
+        return np.asarray((found["id"] == self.ids[handles]) & (found["offset"] == self.offsets[handles]))
 
     # -- planning ----------------------------------------------------------------------------------------------------
 
@@ -448,6 +477,7 @@ class Store:
         order.limit = self._end_limit()
         order.indices, order.left_out = chosen, len(records) - len(chosen)
         self._first_deaths = []
+        self._open_order = True
         return order
 
     def _order(self, records: Records, births: Entries, victims: list[int]) -> WriteOrder:
@@ -473,16 +503,16 @@ class Store:
             # does not need a commit of its own.
             self._largest = max(self._largest, incoming)
             room = self.live_bytes + incoming - self.max_bytes + min(self._largest, self.max_bytes // 8)
-        candidates = np.flatnonzero(~hopeless)
-        victims, left_out = evict.choose(
-            self.sets, records.labels[candidates], sizes[candidates], pinned[candidates],
-            samples=samples - int(hopeless.sum()), room=room, size_of=self._room_of, rng=self.rng,
-        )  # fmt: skip
         if hopeless.any():
             warn(
                 f"{self.directory}: {int(hopeless.sum())} samples are larger than the store may be "
                 f"({format_bytes(self.max_bytes or 0)}); they are not stored"
             )
+        candidates = np.flatnonzero(~hopeless)
+        victims, left_out = evict.choose(
+            self.sets, records.labels[candidates], sizes[candidates], pinned[candidates],
+            samples=samples - int(hopeless.sum()), room=room, size_of=self._room_of, rng=self.rng,
+        )  # fmt: skip
         return victims, [*candidates[left_out].tolist(), *np.flatnonzero(hopeless).tolist()]
 
     def _room_of(self, handle: int) -> int:
@@ -569,7 +599,7 @@ class Store:
     def confirm(self, order: WriteOrder) -> NDArray[np.int32]:
         """The order was carried out. Returns the index entries of the new samples, which are open from now on."""
         self.seq = order.seq + 1
-        self._in_doubt = False
+        self._in_doubt = self._open_order = False
         self._refusals = 0
         self.evicted += len(order.victims) + order.left_out
         offsets = np.concatenate([self.offsets[order.victims], order.doomed["offset"]]).astype(np.int64)
@@ -600,7 +630,7 @@ class Store:
         # How far it came is not known. Extents that it was to use or to free may be chosen again, so the next order
         # begins with a commit that takes back what this one may have said; deaths may be said twice.
         self._first_deaths += order.before.tolist()
-        self._in_doubt = True
+        self._in_doubt, self._open_order = True, False
 
     def full(self) -> None:
         """The device is full: from now on make do with the file as it is. Raises StoreFull if that has been tried
@@ -664,8 +694,10 @@ class Store:
     def append(self, samples: Mapping[str, Any]) -> Ints:
         """Store a batch of samples; when this returns they are on the device. Returns their ids, -1 where there was no
         room."""
-        catalogue = self._writable()
+        catalogue = self._changeable()
         if self.schema is None:
+            if not any(len(value) for value in samples.values()):
+                return _NONE  # nothing can be learnt from these about others
             self.create(Schema.infer(samples))
         assert self.schema is not None and self.file is not None
         records = self.schema.pack(samples)
@@ -696,7 +728,7 @@ class Store:
     def delete(self, ids: Sequence[int] | Ints) -> None:
         """Forget samples. When this returns they are gone, also after a crash; only restoring an earlier checkpoint
         would bring them back."""
-        self._writable()
+        self._changeable()
         chosen = np.unique(self._known(ids)).tolist()
         held = [h for h in chosen if not self.sets.is_open(h)]
         if held:
@@ -747,7 +779,7 @@ class Store:
         then the way back is given up. The checkpoint before this one can be restored too, because a process may die
         before it has saved what this returns. Older ones can be restored if nothing has been evicted since.
         """
-        catalogue = self._writable()
+        catalogue = self._changeable()
         if self.schema is None:
             raise StoreError(f"the store in {self.directory} is empty: there is nothing to come back to")
         self.settle()
@@ -779,7 +811,7 @@ class Store:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a checkpoint: what was stored since is gone, what was evicted since is back."""
-        catalogue = self._writable()
+        catalogue = self._changeable()
         if state["uuid"] != self.uuid:
             raise CheckpointError(f"the checkpoint is of another store than the one in {self.directory}")
         if (state["seq"], state.get("token")) not in self._marks:
@@ -791,6 +823,16 @@ class Store:
         catalogue.rollback(state["seq"], state["next_id"])
         self._adopt(catalogue.load(), self._file_length() or 0)
         self.next_id = state["next_id"]
+
+
+def compact(catalogue: Catalogue, floor: int) -> None:
+    """Merge the catalogue's rows up to a commit. That is housekeeping: where there is no room for it, it waits."""
+    try:
+        catalogue.compact(floor)
+    except OSError as error:
+        if error.errno not in extentfile.FULL:
+            raise
+        log.warning("the catalogue cannot be made smaller now: %s", error)
 
 
 def verified(

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -43,7 +44,7 @@ from carm.memory.interrupt import uninterrupted
 from carm.memory.ram import Layout, scatter
 from carm.memory.record import Bytes
 from carm.memory.shared import SharedBlock
-from carm.memory.store import WriteOrder, perform, verified
+from carm.memory.store import WriteOrder, compact, perform, verified
 from carm.memory.throttle import Throttle
 
 log = logging.getLogger("carm")
@@ -167,7 +168,7 @@ class Executor:
             self._catalogue = Catalogue(self.plan.directory)
         assert self._file is not None
         if isinstance(order, CompactOrder):
-            self._catalogue.compact(order.floor)
+            compact(self._catalogue, order.floor)
             return Compacted(order.floor)
         until = self.throttle.charge(order.records.nbytes) if self.throttle else 0.0
         try:
@@ -243,6 +244,11 @@ class Worker(ABC):
     @abstractmethod
     def alive(self) -> bool: ...
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is the worker itself: the garbage collector runs in any thread."""
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """Finish what was sent, and stop. May be called again."""
@@ -310,9 +316,13 @@ class ThreadWorker(Worker):
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def is_here(self) -> bool:
+        return self._thread is threading.current_thread()
+
     def close(self) -> None:
         self._orders.put(_STOP)
-        if self._thread is not threading.current_thread():
+        if not self.is_here:
             self._thread.join()
 
 
@@ -326,7 +336,11 @@ class ProcessWorker(Worker):
         ours, theirs = socketpair()
         root = str(Path(__file__).resolve().parents[2])
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
-        command = f"from carm.memory.swap import helper; helper({theirs.fileno()}, {shared.fd})"
+        # Without the current directory, which may have a module with the name of one that is needed.
+        command = (
+            "import sys; sys.path[:] = filter(None, sys.path); "
+            f"from carm.memory.swap import helper; helper({theirs.fileno()}, {shared.fd})"
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-c", command],
             pass_fds=tuple(fd for fd in (theirs.fileno(), shared.fd, plan.lock) if fd >= 0),
@@ -337,6 +351,7 @@ class ProcessWorker(Worker):
         )
         theirs.close()
         self._pipe = Connection(ours.detach())
+        _PIPES.add(self._pipe)
         self._broken = False
         # The pipe may be full while the helper is busy, and `send` must not wait: training would, and if the other
         # direction were full too, both sides would for ever.
@@ -386,6 +401,19 @@ class ProcessWorker(Worker):
             self.process.kill()
             self.process.wait()
         self._sender.join()
+
+
+# A forked child has a copy of our end of the pipe: helpers would not notice that we are gone, and keep the lock.
+_PIPES: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pipe in list(_PIPES):
+        with contextlib.suppress(OSError):
+            pipe.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def helper(pipe_fd: int, memory_fd: int) -> None:
