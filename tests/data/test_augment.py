@@ -10,6 +10,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from carm.data import augment
 from carm.data.augment import Recipe, colours, crops, images, randaugment
+from carm.data.views import Views
 
 
 def gen(seed: int = 0) -> torch.Generator:
@@ -524,6 +525,19 @@ def test_floating_point_is_taken_as_normalised():
     x = photos(2)
     assert torch.equal(done.train(x, gen()), x.float() - 3)
     assert torch.equal(recipe.test(x.float()), x.float())
+
+
+@pytest.mark.parametrize("form", [torch.as_tensor, list, np.asarray], ids=["tensor", "list", "array"])
+def test_perturbed_copies_leave_the_numbers_of_a_transform_alone(form):
+    """Colours are changed between 0 and 1; what a transform has normalised lies elsewhere."""
+    x = photos()
+
+    def normalised(images: torch.Tensor) -> torch.Tensor:
+        return (images.float() - 128) / 40
+
+    views = Views(Recipe(augment=(lambda images: form(normalised(images)),)))
+    assert torch.equal(views.perturbed(x), normalised(x))
+    assert not torch.equal(Views(Recipe(augment=(lambda images: images,))).perturbed(x), x / 255)
 
 
 def test_a_per_sample_transform_may_bring_photographs_to_one_size():

@@ -305,6 +305,22 @@ def test_image_folder_with_some_classes(make_tree: Tree, tmp_path: Path) -> None
         load("folder", root, classes=["a", "z"])
 
 
+def test_a_class_named_twice_is_refused(make_tree: Tree, tmp_path: Path) -> None:
+    root = make_tree([f"{part}/{c}/0.png" for part in ("train", "val") for c in "abc"])
+    with pytest.raises(ValueError, match="classes names 'a' twice"):
+        load("folder", root, classes=["b", "a", "c", "a"])
+    (tmp_path / "list.txt").write_text("b first\nb again\n")
+    with pytest.raises(ValueError, match="classes names 'b' twice"):
+        load("folder", root, classes=tmp_path / "list.txt")
+
+
+def test_hidden_folders_hold_no_images(make_tree: Tree) -> None:
+    root = make_tree(["a/0.png", "a/.ipynb_checkpoints/0.png", "a/more/1.png", "a/more/.trash/deep/2.png", "b/0.png"])
+    source = load("folder", root)
+    files = {*source.train.names, *source.test.names}  # type: ignore[attr-defined]
+    assert files == {"a/0.png", "a/more/1.png", "b/0.png"}
+
+
 def test_incomplete_image_folders(make_tree: Tree, tmp_path: Path) -> None:
     root = make_tree(["train/a/0.png", "train/b/0.png", "val/a/0.png"])
     with pytest.raises(FileNotFoundError, match=r"val/b is missing .*classes=\[\.\.\.\]"):
@@ -316,7 +332,7 @@ def test_incomplete_image_folders(make_tree: Tree, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"val has the classes \['z'\]"):
         load("folder", root)
     root = make_tree(["train/a/0.png"], "third")
-    with pytest.raises(FileNotFoundError, match="neither test/<class>/ nor val/<class>/"):
+    with pytest.raises(FileNotFoundError, match="no test/<class>/ or val/<class>/ beside it"):
         load("folder", root)
     with pytest.raises(FileNotFoundError, match=r"does not exist.*path="):
         load("folder", tmp_path / "none")
@@ -350,6 +366,30 @@ def test_tiny_imagenet_with_an_unknown_class_in_the_annotations(make_tree: Tree)
         load("tiny-imagenet", root)
 
 
+@pytest.mark.parametrize("left", [(), (".DS_Store", "._v0.png")])
+def test_tiny_imagenet_whose_validation_images_were_sorted(make_tree: Tree, left: tuple[str, ...]) -> None:
+    """The annotations and a folder without images may stay behind."""
+    ids = ("n0", "n1")
+    root = make_tree([f"{part}/{wnid}/{part}.png" for part in ("train", "val") for wnid in ids], "tiny-imagenet-200")
+    (root / "wnids.txt").write_text("\n".join(ids))
+    (root / "val" / "val_annotations.txt").write_text("v0.png\tn0\t0\t0\t1\t1\nv1.png\tn1\t0\t0\t1\t1\n")
+    (root / "val" / "images").mkdir()
+    for name in left:
+        (root / "val" / "images" / name).write_bytes(b"left behind by another system")
+    source = load("tiny-imagenet", root)
+    assert source.test.names == ("val/n0/val.png", "val/n1/val.png")  # type: ignore[attr-defined]
+    assert source.test.y.tolist() == [0, 1]
+
+
+def test_tiny_imagenet_names_validation_images_that_are_missing(make_tree: Tree) -> None:
+    root = make_tree(["train/n0/images/a.png", "val/images/v1.png"], "tiny-imagenet-200")
+    (root / "wnids.txt").write_text("n0")
+    lines = [f"v{i}.png\tn0\t0\t0\t1\t1\n" for i in range(3)]
+    (root / "val" / "val_annotations.txt").write_text("".join(lines))
+    with pytest.raises(FileNotFoundError, match=r"val/images lacks 2 of the 3 images.*such as v0\.png"):
+        load("tiny-imagenet", root)
+
+
 @pytest.mark.parametrize("classes", [100, 1000])
 def test_imagenet_trees(make_tree: Tree, classes: int) -> None:
     paths = [f"{part}/n{i:08d}/x.JPEG" for part in ("train", "val") for i in range(classes)]
@@ -368,6 +408,16 @@ def test_imagenet_with_too_few_classes(make_tree: Tree) -> None:
     with pytest.raises(FileNotFoundError, match="has 1 class folders where 100 were expected"):
         load("imagenet-100", root.parent)
     assert load("imagenet-100", root.parent, classes=["n1"]).classes == ("n1",)
+
+
+def test_a_test_folder_is_not_imagenets_test_set(make_tree: Tree) -> None:
+    root = make_tree([f"{part}/n1/{part}.JPEG" for part in ("train", "test", "val")], "imagenet-100")
+    source = load("imagenet-100", root, classes=["n1"])
+    assert source.test.names == ("val/n1/val.JPEG",)  # type: ignore[attr-defined]
+    (root / "val" / "n1").rename(root / "n1")
+    (root / "val" / "0.JPEG").write_bytes(b"not sorted into folders")
+    with pytest.raises(FileNotFoundError, match="has a folder train, but no val/<class>/ beside it"):
+        load("imagenet-100", root, classes=["n1"])
 
 
 @pytest.mark.parametrize("prefixed", [False, True])
@@ -467,6 +517,26 @@ def test_mini_imagenet_with_csv_files(make_tree: Tree) -> None:
     (root / "val.csv").write_text("file,class\n")
     with pytest.raises(ValueError, match=r"val\.csv has the columns \['file', 'class'\]"):
         load("mini-imagenet", root.parent)
+
+
+@pytest.mark.parametrize("row", ["b.jpg", "b.jpg,", ",n0"])
+def test_rows_of_csv_files_without_label_or_name_are_named(make_tree: Tree, row: str) -> None:
+    root = make_tree(["images/a.jpg"], "mini-imagenet")
+    for part in MINI:
+        (root / f"{part}.csv").write_text("filename,label\na.jpg,n0\n")
+    (root / "val.csv").write_text(f"filename,label\n\na.jpg,n0\n{row}\n")  # an empty line is none, and counts
+    with pytest.raises(ValueError, match=r"val\.csv, line 4, has no filename or no label"):
+        load("mini-imagenet", root)
+
+
+def test_arrays_of_mini_imagenet_are_not_decoded(tmp_path: Path) -> None:
+    x = np.zeros((2, 84, 84, 3), np.uint8)
+    for part in MINI:
+        written(tmp_path / f"mini-imagenet-cache-{part}.pkl", {"image_data": x, "class_dict": {part: [0, 1]}})
+    for option in ({"resize": 32, "crop": 32}, {"crop": 64}, {"channels": 1}):
+        with pytest.raises(ValueError, match="holds the cache pickles, with arrays of 84 x 84 pixels"):
+            load("mini-imagenet", tmp_path, **option)
+    assert load("mini-imagenet", tmp_path, threads=2, resize=84, crop=84).shape == (3, 84, 84)  # as they are
 
 
 # -- npz ------------------------------------------------------------------------------------------------------------
@@ -656,6 +726,8 @@ def test_unknown_options_get_the_list(tmp_path: Path) -> None:
         ValueError, match=r"options are: classes, test_share, seed, resize, crop, channels, threads, path"
     ):
         load("folder", tmp_path, size=3)
+    with pytest.raises(ValueError, match="folder has no option 'held_out'"):
+        load("folder", tmp_path, held_out=("val",))
     with pytest.raises(ValueError, match="its options are: none"):
         load("mnist", tmp_path, classes=("a",))
 

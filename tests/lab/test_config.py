@@ -222,6 +222,14 @@ def test_levels_and_heads_that_fit() -> None:
         Config(method="der++", head="growing")
 
 
+def test_a_loss_within_tasks_needs_tasks_of_their_own_classes() -> None:
+    with pytest.raises(ValueError, match=r"blurry=0\.1: the loss of tiny-er is over .* masked=no, or blurry=0"):
+        Config(method="tiny-er", blurry=0.1)
+    Config(method="tiny-er", blurry=0.1, options={"masked": False})
+    Config(method="tiny-er", blurry=0.0)
+    Config(method="er", blurry=0.1)
+
+
 def test_a_method_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OWN)

@@ -64,6 +64,20 @@ def test_top_5_counts_the_five_best() -> None:
     assert few.per_class("ci")[:2].tolist() == [0, 0]
 
 
+def test_a_class_that_cannot_be_the_answer_is_never_right() -> None:
+    """Where all candidates are equally impossible, the first of them is the largest all the same."""
+    y = torch.arange(4)
+    outputs = torch.tensor([[-math.inf, -math.inf, 1.0, 2.0]]).repeat(4, 1)
+    counts = Counts(4)
+    counts.add(outputs, y, own_classes(y.numpy(), TASKS[:2], 4))
+    assert counts.per_class("ci").tolist() == [0, 0, 0, 100]
+    assert counts.per_class("ti").tolist() == [0, 0, 0, 100]
+    assert counts.per_class("ci5").tolist() == [0, 0, 100, 100]
+    counts = Counts(4)
+    counts.add(torch.full((4, 4), -math.inf), y, own_classes(y.numpy(), TASKS[:2], 4))
+    assert counts.per_class("ci").tolist() == [0, 0, 0, 0]
+
+
 def test_forgetting_is_from_the_best_to_the_last() -> None:
     matrix = [[90.0], [60.0, 80.0], [70.0, 85.0, 95.0], [40.0, 65.0, 90.0, 99.0]]
     # Task 0: 90 -> 40, task 1: best 85 -> 65, task 2: 95 -> 90; the last has no earlier point.

@@ -25,6 +25,7 @@ from carm.lab.paper.perform import LARGEST, cases_of, command, jobs_of, perform,
 from carm.lab.paper.render import records, render
 from carm.lab.paper.shape import claims
 from carm.lab.paper.show import show
+from carm.lab.presets import preset
 
 FULL = Plan("full")
 
@@ -75,6 +76,20 @@ def test_icarls_schedule() -> None:
     assert config("cifar", "er", "CarM-50").milestones == (49 / 70, 63 / 70)
     rate = config("cifar", "er", "CarM-50").training.lr_at
     assert [rate(n) for n in (0, 48, 49, 63)] == pytest.approx([2.0, 2.0, 0.4, 0.08])
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "own", "others"),
+    [
+        ("gdumb", "cifar-100", "cifar-10", {"net": "resnet32", "tasks": 10, "em": 2000}),
+        ("er", "mini-imagenet", "cifar-100", {"net": "resnet18", "tasks": 20, "em": 500}),
+        ("der++", "imagenet-100", "cifar-10", {"net": "resnet18-imagenet", "tasks": 10, "em": 2000}),
+        ("tiny-er", "fashion-mnist", "cifar-100", {}),
+    ],
+)
+def test_pairs_that_the_paper_does_not_have(method: str, data: str, own: str, others: dict[str, Any]) -> None:
+    """The method's settings, but with what fits the data: images of this size, so many classes and samples."""
+    assert preset(method, data, "full") == preset(method, own, "full").replace(data=data, **others)
 
 
 def test_what_the_experiments_vary() -> None:
@@ -246,6 +261,18 @@ def test_shape_of_the_other_experiments() -> None:
     assert set(verdicts("reference", [close]).values()) == {"holds"}
     far = group("er", "Original", [70.0, 71.0, 72.0], "EM 500", 500, paper={"accuracy": [86.1, 1.9]})
     assert set(verdicts("reference", [far]).values()) == {"does not hold"}
+
+
+def test_forgetting_is_not_called_top_5() -> None:
+    """It is of top-1 accuracy, whatever the paper's measure of accuracy is."""
+    groups = [
+        group("er", "Original", [60.0], metric="top5"),
+        group("tiny-er", "Original", [60.0], metric="ti"),
+        group("rm", "Original", [60.0]),
+    ]
+    accuracy, forgetting = sheets({"name": "table1", "groups": [g.as_dict() for g in groups]})
+    assert accuracy[1][:4] == ["", "ER (top-5)", "TinyER (task-incremental)", "RM"]
+    assert forgetting[1] == ["", "ER", "TinyER (task-incremental)", "RM"]
 
 
 def test_shape_of_speed() -> None:

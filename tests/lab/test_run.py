@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from PIL import Image
 
 from carm import methods, nets
 from carm.data import ArraySplit, Source, split_by_class, stream_of
-from carm.data.augment import Recipe, photographs
+from carm.data.augment import IMAGENET, Recipe, crop_flip, photographs
 from carm.lab import Config, run
+from carm.lab.parts import make_recipe, make_stream
 from carm.lab.watch import Moment, Watch
 
 ALL = methods.names()
@@ -380,8 +382,6 @@ def test_a_lost_store_starts_over_with_a_warning(out: Path, caplog: pytest.LogCa
 
 def test_other_data_under_the_same_name_is_refused(out: Path) -> None:
     stopped(tiny(), out / "r")
-    from carm.lab.parts import make_stream
-
     other = make_stream(tiny(seed=9))
     with pytest.raises(ValueError, match="data is not the same"):
         run(tiny(), out / "r", resume=True, stream=other)
@@ -481,12 +481,50 @@ def test_photographs_of_all_sizes_and_broken_ones(size: int, out: Path, caplog: 
 def test_photographs_without_augmentation(out: Path) -> None:
     """They must be brought to one size all the same."""
     photo_folder(out / "photos")
-    from carm.lab.parts import make_recipe, make_stream
-
     config = tiny("er", **{**PHOTOS, "root": str(out / "photos"), "augment": "none"})
     samples = make_recipe(config, make_stream(config).source)
     images = [np.zeros((3, 40, 50), np.uint8), np.zeros((3, 80, 30), np.uint8)]
     assert samples.train(images, torch.Generator()).shape == samples.test(images).shape == (2, 3, 224, 224)
+
+
+def test_a_size_makes_photographs_small_squares(out: Path) -> None:
+    """With all that they show from the upper edge to the lower; a square cut from the middle would not have that."""
+    framed = np.full((40, 40, 3), 255, np.uint8)
+    framed[6:-6] = 0
+    for part in ("train", "test"):
+        for kind, shape in (("a", (40, 60)), ("b", (40, 40)), ("c", (10, 10)), ("d", (10, 30))):
+            (out / part / kind).mkdir(parents=True)
+            Image.fromarray(framed).resize(shape[::-1]).save(out / part / kind / "0.png")
+    source = make_stream(tiny("er", **{**PHOTOS, "root": str(out), "size": 12})).source
+    for split in (source.train, source.test):
+        pixels = split.fetch(range(4)).array
+        assert pixels.shape == (4, 3, 12, 12)
+        assert (pixels[:, :, [0, -1]] > 200).all() and (pixels[:, :, 4:8] < 50).all()
+
+
+@pytest.mark.parametrize("name", ["folder", "imagenet-100"])
+def test_photographs_of_one_size_are_moved_and_mirrored(name: str, out: Path) -> None:
+    photo_folder(out / "photos")
+    config = tiny("er", **{**PHOTOS, "size": 12, "root": str(out / "photos")})
+    source = replace(make_stream(config).source, name=name)
+    pixels, expected = source.test.fetch(range(6)).array, crop_flip(*IMAGENET)
+    for changes, transforms in (({}, expected), ({"augment": "none"}, expected.with_augment())):
+        samples = make_recipe(config.replace(**changes), source)
+        assert torch.equal(samples.test(pixels), transforms.test(pixels))
+        found, same = (one.train(pixels, torch.Generator().manual_seed(0)) for one in (samples, transforms))
+        assert torch.equal(found, same)
+
+
+def test_test_images_none_of_which_can_be_decoded(out: Path) -> None:
+    photo_folder(out / "photos")
+    for file in (out / "photos" / "test").glob("kind[01]/*.jpg"):
+        file.write_bytes(b"broken")
+    config = tiny("er", **{**PHOTOS, "root": str(out / "photos"), "order": "natural"})
+    metrics = run(config, out / "r", samples=photographs((0.5,) * 3, (0.2,) * 3, size=10))
+    first, second = metrics["incremental"]["ci"]
+    assert np.isnan(first) and np.isfinite(second)
+    assert len([name for name in metrics["skipped"] if name.startswith("test/")]) == 6
+    assert metrics_in(out / "r")["incremental"]["ci"][0] is None
 
 
 def test_skipped_images_are_counted_through_a_resume(out: Path) -> None:

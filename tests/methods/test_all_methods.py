@@ -88,6 +88,34 @@ def test_the_net_learns_in_train_mode_and_is_tested_in_eval_mode(name: str) -> N
             assert not method.net.training
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_scores_in_the_middle_of_a_pass_leave_training_alone(name: str) -> None:
+    stream = make_stream()
+    modes: list[bool] = []
+    with started(make(name)) as method:
+        method.begin(stream[0])
+        method.net.register_forward_pre_hook(lambda net, _: modes.append(net.training))
+        for batch in method.batches(0):
+            method.scores(stream.source.test.fetch([0, 1]).array)
+            modes.clear()
+            method.learn(batch)
+            assert modes == [True]
+
+
+@pytest.mark.parametrize("name", ["er", "tiny-er"])
+def test_batch_by_batch_as_many_old_as_new_unless_told_otherwise(name: str) -> None:
+    stream = make_stream()
+    method = make(name)
+    method.level = "batch"
+    with started(method, em=20, training=Training(passes=1, batch=10, lr=0.01)) as method:
+        counts = []
+        for task in stream:
+            method.begin(task)
+            counts += [(len(batch), int(batch.old.sum())) for batch in learn(method, task).batches]
+            method.end()
+    assert counts == [(10, 0), (20, 10), (8, 4), *[(20, 10), (20, 10), (8, 4)] * 2]
+
+
 @pytest.mark.parametrize("name", ["icarl", "bic"])
 def test_the_teacher_does_not_learn(name: str) -> None:
     stream = make_stream()
@@ -273,7 +301,7 @@ def test_batch_norm_bears_a_last_batch_of_one_sample(name: str) -> None:
         method._make = net
         method.new_net(0)
         sizes = [len(batch) for notes in whole(method, stream) for batch in notes.batches]
-        assert 1 in sizes or name in ("bic", "gdumb")
+        assert 1 in sizes or name in ("bic", "gdumb", "tiny-er")
         method.net.train()
         x = method.views.train(stream.source.test.fetch([0]).array)
         with pytest.raises(ValueError, match="more than 1 value"):

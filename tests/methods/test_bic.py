@@ -197,6 +197,19 @@ def test_a_class_with_one_sample_is_trained_on() -> None:
         assert few[0] in {int(m) for part in method.views.trained for m in part}
 
 
+def test_nothing_is_fitted_without_samples_of_new_classes() -> None:
+    """On old classes alone, the lower the outputs of new ones the better."""
+    stream = make_stream(tasks=2)
+    labels = stream.source.train.y[stream[1].indices]
+    one_each = stream[1].indices[[int(np.flatnonzero(labels == label)[0]) for label in (2, 3)]]
+    second = Task(1, (2, 3), stream.source.train, one_each)
+    with started(BiC(), em=40) as method:
+        assert isinstance(method, BiC)
+        whole(method, Stream(stream.source, (stream[0], second)))
+        assert {label: len(one) for label, one in method.held.items()} == {0: 1, 1: 1, 2: 0, 3: 0}
+        assert method.correction.tolist() == [[1, 0]] * 4
+
+
 def test_validation_samples_are_copies() -> None:
     with started(BiC(), em=40) as method:
         assert isinstance(method, BiC)

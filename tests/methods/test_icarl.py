@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from small import (
+    SIDE,
     images,
     in_ram,
     learn,
@@ -170,6 +171,47 @@ def test_a_class_without_exemplars_is_never_the_answer() -> None:
         assert not scores.isnan().any()
         assert set(scores.argmax(1).tolist()) <= set(in_ram(method))
         assert len(in_ram(method)) == 4
+
+
+@pytest.mark.parametrize("count", [5, 48])  # many distances are computed in another way than a few
+def test_a_class_without_exemplars_is_infinitely_far(count: int) -> None:
+    stream = make_stream()
+    with started(ICaRL(), em=4) as method:
+        whole(method, stream)
+        scores = method.scores(np.resize(stream.source.test.fetch(np.arange(24)).array, (count, 1, SIDE, SIDE)))
+        without = [label not in in_ram(method) for label in range(6)]
+        assert sum(without) == 2
+        assert torch.isinf(scores).all(0).tolist() == without
+
+
+@pytest.mark.parametrize("event", ["begin", "step", "store", "load"])
+def test_means_are_those_of_the_present_net_and_memory(event: str) -> None:
+    stream = make_stream()
+    with started(ICaRL(), em=12) as method:
+        for task in stream.tasks[:2]:
+            method.begin(task)
+            learn(method, task)
+            method.end()
+        if event != "begin":
+            method.begin(stream[2])
+        state = copy.deepcopy(method.state_dict())
+        if event in ("store", "load"):
+            learn(method, stream[2])
+        x = stream.source.test.fetch(np.arange(24)).array
+        method.before_evaluation()
+        stale = method.scores(x)
+        if event == "begin":
+            method.begin(stream[2])
+        elif event == "step":
+            method.learn(next(iter(method.batches(0))))
+        elif event == "store":
+            method.end()
+        else:
+            method.load_state_dict(state, stream[2])
+        found = method.scores(x)
+        assert found.shape == (24, 6) and not torch.equal(found, stale)
+        method.before_evaluation()
+        assert torch.equal(found, method.scores(x))
 
 
 def test_the_parts_can_be_switched_off() -> None:

@@ -167,6 +167,37 @@ def test_rm_tells_the_memory_how_uncertain_each_slot_is() -> None:
     assert len(checked) == 10 + 24
 
 
+def test_swaps_are_done_before_rm_looks_at_the_memory() -> None:
+    """What came into a slot while the net votes would have the uncertainty of what was there before."""
+    stream = make_stream()
+    with started(RM(copies=2), em=10, swap="async", training=Training(passes=1, batch=8, lr=0.05)) as method:
+        assert isinstance(method, RM)
+        whole(method, Stream(stream.source, stream.tasks[:1]))
+        memory, add = method.memory, method.memory.add
+        memory.flush()  # the first task is in storage
+        checked: list[int] = []
+
+        def slow(x: Any) -> torch.Tensor:
+            """Takes so long that every swap that was ordered is done meanwhile."""
+            memory.flush()
+            return torch.from_numpy(0.001 * marks(x)).float()
+
+        def adding(x: Any, y: Any, **more: Any) -> Any:
+            now = 0.001 * marks(memory.take(memory.slots).x)
+            np.testing.assert_allclose(more["ram_signals"]["uncertainty"][memory.slots], now, rtol=1e-5)
+            checked.extend(memory.slots.tolist())
+            return add(x, y, **more)
+
+        method.uncertainty, memory.add = slow, adding  # type: ignore[method-assign, assignment]
+        method.begin(stream[1])
+        for batch in method.batches(0):
+            method.learn(batch)
+        old = memory.draw(10)
+        memory.feedback(old, torch.zeros(10, 4))
+        method.end_pass(0)
+        assert len(checked) == 10 and memory.stats()["swapped"] > 0
+
+
 def test_one_copy_cannot_disagree() -> None:
     with pytest.raises(ValueError, match="copies=1"):
         RM(copies=1)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from carm import nets
 from carm.nets import FixedHead, GrowingHead, mask_seen, mask_task, task_table
+from carm.nets.head import task_mates
 
 # -- growing
 
@@ -242,6 +243,13 @@ def test_a_class_may_belong_to_several_tasks():
     table = task_table([[0, 1], [1, 2]], classes=5)
     assert table.shape == (2, 5)
     assert table.sum(0).tolist() == [1, 2, 1, 0, 0]
+
+
+def test_classes_that_have_shared_a_task_are_mates():
+    mates = task_mates([(0, 3), (1, 2), (2, 4)], 6)
+    assert mates.dtype == torch.bool
+    found = [row.nonzero()[:, 0].tolist() for row in mates]
+    assert found == [[0, 3], [1, 2], [1, 2, 4], [0, 3], [2, 4], []]  # 5 has been in no task
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +34,11 @@ def _subfolders(folder: Path) -> list[str]:
 def _images(folder: Path) -> list[str]:
     """Image files anywhere below `folder`, sorted, as paths relative to it.
 
-    Hidden files are no images, whatever they are called.
+    Hidden files and folders hold no images, whatever they are called.
     """
     found = []
-    for where, _, files in os.walk(folder):
+    for where, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # such as .ipynb_checkpoints
         below = os.path.relpath(where, folder)
         for file in files:
             if file.lower().endswith(SUFFIXES) and not file.startswith("."):
@@ -78,6 +80,9 @@ def _wanted(
         classes = [line.split()[0] for line in Path(classes).read_text("utf-8").splitlines() if line.strip()]
     there = set(found)
     missing = [name for name in classes if name not in there]
+    if len(set(classes)) < len(classes):
+        twice = next(name for at, name in enumerate(classes) if name in classes[:at])
+        raise ValueError(f"classes names {twice!r} twice; a class has one label")
     if missing or not classes:
         raise ValueError(
             f"classes names {missing[:5]}, for which there is no folder in {where}; there are {list(found)[:5]}, ..."
@@ -109,12 +114,13 @@ def image_folder(
     expect: int | None = None,
     test_share: float = 0.2,
     seed: int = 0,
+    held_out: Sequence[str] = ("test", "val", "valid", "validation"),
     decoder: Decoder = PLAIN,
 ) -> Source:
     """A tree with a folder for each class: `train/<class>/` with `test/` or `val/` beside it, or just `<class>/`.
 
-    In the second case `test_share` of every class is held out. Classes are numbered in the order of their sorted
-    folder names.
+    In the second case `test_share` of every class is held out. `held_out` are the names that the folder with the test
+    images may have. Classes are numbered in the order of their sorted folder names.
     """
     if not (root / "train").is_dir():
         wanted = _wanted(_subfolders(root), classes, expect, root)
@@ -124,11 +130,11 @@ def image_folder(
             )
         train, test = _parted(_tree(root, "", wanted), test_share, seed)
         return _source(root, name, wanted, train, test, decoder)
-    held = next((part for part in ("test", "val", "valid", "validation") if _subfolders(root / part)), None)
+    held = next((part for part in held_out if _subfolders(root / part)), None)
     if held is None:
         raise FileNotFoundError(
-            f"{root} has a folder train, but neither test/<class>/ nor val/<class>/ beside it; add one, or read "
-            f"{root / 'train'} alone, of which test_share is then held out"
+            f"{root} has a folder train, but no {' or '.join(f'{part}/<class>/' for part in held_out[:2])} beside it; "
+            f"add one, or read {root / 'train'} alone as data set 'folder', of which test_share is then held out"
         )
     wanted = _wanted(_subfolders(root / "train"), classes, expect, root / "train")
     strange = [] if classes is not None else sorted(set(_subfolders(root / held)) - set(wanted))
@@ -157,7 +163,8 @@ def imagenet(
         pairs = ((f"train{end}.txt", f"val{end}.txt") for end in ("", f"_{expect}"))
         lists = next((pair for pair in pairs if all((root / file).is_file() for file in pair)), None)
     if lists is None:
-        return image_folder(root, name, classes=classes, expect=expect, decoder=decoder)
+        # (ImageNet's test images have no labels: a folder of them is no test set.)
+        return image_folder(root, name, classes=classes, expect=expect, held_out=("val",), decoder=decoder)
     if len(lists) != 2 or classes is not None:
         raise ValueError(
             f"lists is {list(lists)} and classes {classes!r}; lists names a training and a test file, "
@@ -213,12 +220,20 @@ def tiny_imagenet(root: Path, name: str, *, decoder: Decoder = TINY) -> Source:
     classes = sorted((root / "wnids.txt").read_text("utf-8").split())
     words = dict(line.split("\t", 1) for line in _lines(root / "words.txt") if "\t" in line)
     annotations = root / "val" / "val_annotations.txt"
-    if annotations.is_file() and (root / "val" / "images").is_dir():
+    images = root / "val" / "images"
+    there = set(_images(images))  # scripts that sort them may leave the folder empty
+    if annotations.is_file() and there:
         number = {wnid: i for i, wnid in enumerate(classes)}
         rows = [line.split("\t")[:2] for line in _lines(annotations) if line]
         strange = [row for row in rows if len(row) < 2 or row[1] not in number]
         if strange:
             raise ValueError(f"{annotations} has the line {strange[0]}, which names no class of wnids.txt")
+        missing = [file for file, _ in rows if file not in there]
+        if missing:
+            raise FileNotFoundError(
+                f"{images} lacks {len(missing)} of the {len(rows)} images that {annotations.name} names, such as "
+                f"{missing[0]}; unpack the archive again"
+            )
         test = [f"val/images/{file}" for file, _ in rows], [number[wnid] for _, wnid in rows]
     else:
         test = _tree(root, "val", classes)
@@ -247,7 +262,10 @@ def mini_imagenet_csv(root: Path, name: str, *, test_share: float = 1 / 6, decod
             table = csv.DictReader(file)
             if not {"filename", "label"} <= set(table.fieldnames or ()):
                 raise ValueError(f"{path} has the columns {table.fieldnames}; 'filename' and 'label' are needed")
-            rows += [(row["label"], f"images/{row['filename']}") for row in table]
+            for row in table:
+                if not row["label"] or not row["filename"]:
+                    raise ValueError(f"{path}, line {table.line_num}, has no filename or no label")
+                rows.append((row["label"], f"images/{row['filename']}"))
     classes = sorted({label for label, _ in rows})
     number = {label: i for i, label in enumerate(classes)}
     rows.sort(key=lambda row: row[0])  # stable: within a class, the order of the files
@@ -258,5 +276,10 @@ def mini_imagenet_csv(root: Path, name: str, *, test_share: float = 1 / 6, decod
 def mini_imagenet(root: Path, name: str, *, test_share: float = 1 / 6, decoder: Decoder = MINI) -> Source:
     """Mini-ImageNet in whichever of its two forms is there."""
     if any(root.glob("mini-imagenet-cache-train.p*")):
+        if replace(decoder, threads=None) != MINI:
+            raise ValueError(
+                f"{root} holds the cache pickles, with arrays of 84 x 84 pixels: resize, crop and channels are for the "
+                "form with image files"
+            )
         return mini_imagenet_cache(root, name, test_share=test_share)
     return mini_imagenet_csv(root, name, test_share=test_share, decoder=decoder)

@@ -110,7 +110,7 @@ _ENTRIES: dict[str, _Entry] = {
         needs=(("*/",),),
         get="Give the folder as root, or below the root as path=...; it holds train/<class>/ and test/<class>/, "
         "or a folder for each class",
-        hidden=frozenset({"expect"}),
+        hidden=frozenset({"expect", "held_out"}),
     ),
     "npz": _Entry(arrays.npz, get="Give the file as root, or below the root as path=..., for instance path='mine.npz'"),
     "digits": _Entry(arrays.digits),

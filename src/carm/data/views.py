@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from carm.data.augment import Recipe, colour_jitter, rand_augment, random_crop, random_flip
+from carm.data.augment import Recipe, batch, colour_jitter, rand_augment, random_crop, random_flip
 from carm.data.decode import Decoder
 
 
@@ -53,7 +53,7 @@ class Views:
         return self._placed(self.recipe.test(self._decoded(x)))
 
     def perturbed(self, x: Any) -> Tensor:
-        """A randomly changed copy of each sample: moved, turned, its colours changed; noise where x is no image."""
+        """A randomly changed copy of each sample: as training changes it, and its colours; noise if x is no image."""
         images = self._decoded(x)
         if not isinstance(images, list) and (images.ndim != 4 or images.is_floating_point()):
             plain = self.recipe.test(images)
@@ -64,7 +64,15 @@ class Views:
             side = min(images.shape[2:]) if isinstance(images, Tensor) else 32
             augment = (partial(random_crop, padding=max(1, side // 8)),)
         colour = isinstance(images, list) or images.shape[1] == 3
-        jitter = partial(colour_jitter, brightness=0.5, contrast=0.5, saturation=0.5 if colour else 0.0)
+
+        def jitter(x: Any, generator: torch.Generator) -> Any:
+            x = batch(x)
+            if x.is_floating_point():  # of a user's transform: no colours that we know
+                return x
+            return colour_jitter(
+                x, generator=generator, brightness=0.5, contrast=0.5, saturation=0.5 if colour else 0.0
+            )
+
         return self._placed(self.recipe.with_augment(*augment, jitter).train(images, self.generator))
 
     def _decoded(self, x: Any) -> Any:

@@ -36,7 +36,7 @@ class Config:
     # data and stream
     data: str = _option("digits", "data set; `carm run --help` lists them", metavar="NAME")
     path: str = _option("", "where below the data folder a `folder` or `npz` data set lies")
-    size: int = _option(0, "cut photographs to squares of so many pixels; 0: as the recipe does", metavar="PIXELS")
+    size: int = _option(0, "bring photographs to squares of so many pixels; 0: as the recipe does", metavar="PIXELS")
     tasks: int = _option(5, "number of tasks that the classes are divided into", metavar="N")
     order: str = _option("paper", "order of the classes: paper, natural, icarl, shuffled (by the seed)")
     blurry: float = _option(0.0, "share of every class that comes with other tasks", metavar="SHARE")
@@ -60,7 +60,11 @@ class Config:
     level: Literal["", "task", "batch"] = _option("", "when the memory takes samples in; empty: the method's own")
     passes: int = _option(1, "passes over each task", metavar="N")
     batch: int = _option(10, "mini-batch; with --old-batch, new samples in it", metavar="N")
-    old_batch: int = _option(0, "old samples in every mini-batch; 0: old and new shuffled together", metavar="N")
+    old_batch: int = _option(
+        0,
+        "old samples in every mini-batch; 0: old and new shuffled together, or at the level batch as many as new",
+        metavar="N",
+    )
     lr: float = _option(0.1, "learning rate")
     momentum: float = _option(0.0, "momentum of SGD")
     weight_decay: float = _option(0.0, "weight decay")
@@ -100,6 +104,11 @@ class Config:
             raise ValueError(f"level={self.level!r}: {self.method} works at the level {', '.join(method.levels)} only")
         if self.head == "growing" and method.head == "fixed":
             raise ValueError(f"head='growing': {self.method} needs a fixed head")
+        if self.blurry and getattr(method, "masked", False):
+            raise ValueError(
+                f"blurry={self.blurry}: the loss of {self.method} is over the classes of a sample's task, and in a "
+                "blurry stream every task has samples of all; give it the option masked=no, or blurry=0"
+            )
         nets.check(self.net)
         for name in ("tasks", "em", "passes", "batch"):
             if getattr(self, name) < 1:

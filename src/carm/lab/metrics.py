@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from carm.nets.head import task_mates
+
 Floats = NDArray[np.float64]
 
 
@@ -36,10 +38,11 @@ class Counts:
         self.total += np.bincount(labels, minlength=self.classes)
         within = scores.masked_fill(~own.to(scores.device), float("-inf"))
         best = scores.topk(min(5, scores.shape[1]), 1).indices
+        possible = scores.gather(1, y[:, None])[:, 0] > float("-inf")  # else it is no answer, wherever it comes out
         for name, hit in (
-            ("ci", best[:, 0] == y),
-            ("ti", within.argmax(1) == y),
-            ("ci5", (best == y[:, None]).any(1)),
+            ("ci", possible & (best[:, 0] == y)),
+            ("ti", possible & (within.argmax(1) == y)),
+            ("ci5", possible & (best == y[:, None]).any(1)),
         ):
             self.right[name] += np.bincount(labels, weights=hit.double().cpu().numpy(), minlength=self.classes)
 
@@ -108,8 +111,4 @@ class History:
 
 def own_classes(y: NDArray[np.int64], tasks: list[tuple[int, ...]], seen: int) -> Tensor:
     """For each label, which of the classes seen belong to its task (n, seen)."""
-    table = torch.zeros(seen, seen, dtype=torch.bool)
-    for task in tasks:
-        for label in task:
-            table[label, list(task)] = True
-    return table[torch.from_numpy(y)]
+    return task_mates(tasks, seen)[torch.from_numpy(y)]

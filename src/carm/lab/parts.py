@@ -8,7 +8,7 @@ from typing import Any
 
 from carm import nets
 from carm.data import EncodedSplit, Source, Stream, load, split_by_class
-from carm.data.augment import Recipe, photographs, random_crop, recipe, recipes
+from carm.data.augment import IMAGENET, Recipe, crop_flip, photographs, random_crop, recipe, recipes
 from carm.data.views import Views, strong
 from carm.lab.config import Config
 from carm.memory.gate import Dynamic, Entropy, Gate, Random
@@ -22,7 +22,7 @@ def make_stream(config: Config) -> Stream:
     """The data set as a stream of tasks."""
     options: dict[str, Any] = {"path": config.path} if config.path else {}
     if config.size:
-        options["crop"] = config.size
+        options |= {"resize": config.size, "crop": config.size}
     source = load(config.data, config.root or None, **options)
     return split_by_class(
         source,
@@ -36,12 +36,15 @@ def make_stream(config: Config) -> Stream:
 
 def make_recipe(config: Config, source: Source) -> Recipe:
     """What is done to samples before the net."""
+    encoded = isinstance(source.train, EncodedSplit)
     if source.name in recipes():
         found = recipe(source.name)
-    elif isinstance(source.train, EncodedSplit) and not config.size:
-        found = photographs((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    elif encoded:
+        found = photographs(*IMAGENET)
     else:
         found = recipe("cifar-10") if source.shape is not None and source.shape[0] == 3 else recipe("plain")
+    if encoded and config.size:
+        found = crop_flip(found.mean, found.std)  # they all have one size, and need no other
     if config.augment == "none":
         return found.with_augment(*found.prepare)  # photographs must still be brought to one size
     if config.augment == "crop":

@@ -138,7 +138,8 @@ def preset(method: str, data: str, scale: str = "laptop") -> Config:
     """The settings of a method on a data set at a scale, as a configuration without swapping decided.
 
     `full` knows the pairs that the paper has. For other pairs, and for data sets of your own, it takes the method's
-    settings on the first data set that the paper has for it.
+    settings on the first data set that the paper has for it; net, tasks and memory are then those of another method on
+    this data set, if the paper has one.
     """
     method = methods.canonical(method)
     if scale not in SCALES:
@@ -166,7 +167,6 @@ def _of(table: dict[str, Settings], method: str) -> Settings:
 def _full(method: str, data: str) -> Settings:
     if method in _FULL.get(data, {}):
         return _FULL[data][method]
-    for table in _FULL.values():
-        if method in table:
-            return table[method]
-    return _FULL["cifar-100"]["er"]
+    own = next((table[method] for table in _FULL.values() if method in table), _FULL["cifar-100"]["er"])
+    others = next(iter(_FULL.get(data, {}).values()), own)
+    return own | {name: others[name] for name in ("net", "tasks", "em")}

@@ -212,6 +212,8 @@ class Run:
         method.before_evaluation()
         for at in range(0, len(wanted), 256):
             part = source.test.fetch(wanted[at : at + 256])
+            if not len(part):  # none of them can be decoded
+                continue
             scores = method.scores(stored_fields(part)["x"])
             counts.add(scores, torch.from_numpy(part.y), own_classes(part.y, tasks, seen))
         self.history.add(counts, tasks, seen)

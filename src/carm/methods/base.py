@@ -10,6 +10,7 @@
                 method.learn(batch)                         #    and R: the gate sees the old ones
             method.end_pass(number)
         method.end()                                        # M and S: the memory takes the task in
+        method.before_evaluation()                          # once before a series of scores, such as class means
         method.scores(x)                                    # a number for every class seen
 
 A method of your own overrides `loss`, and whichever of these stages it does differently.
@@ -34,7 +35,8 @@ from carm.memory.memory import Memory
 from carm.memory.samples import take
 from carm.memory.select import Reservoir, Selection
 from carm.methods.training import Training
-from carm.nets import Net, task_table
+from carm.nets import Net
+from carm.nets.head import task_mates
 
 Level = Literal["task", "batch"]
 MakeNet = Callable[[int], Net]
@@ -117,13 +119,9 @@ class Method:
         """Classes before the present task."""
         return max((max(task) for task in self.tasks[:-1]), default=-1) + 1
 
-    def task_of_class(self) -> tuple[Tensor, Tensor]:
-        """For task-incremental losses: which classes each task has (tasks, seen), and each class's task (seen,)."""
-        table = task_table(self.tasks, self.seen)
-        owner = torch.zeros(self.seen, dtype=torch.long)
-        for number, classes in enumerate(self.tasks):
-            owner[list(classes)] = number
-        return table.to(self.device), owner.to(self.device)
+    def classmates(self) -> Tensor:
+        """For task-incremental losses: which classes have been in a task with each class (seen, seen)."""
+        return task_mates(self.tasks, self.seen).to(self.device)
 
     # -- I: a task comes in ------------------------------------------------------------------------------------------
 
@@ -187,15 +185,15 @@ class Method:
             group["lr"] = self.training.lr_at(number)
 
     def online_batches(self, number: int) -> Iterator[Batch]:
-        """Samples in order of arrival; beside each mini-batch as many old ones as the training says.
+        """Samples in order of arrival; beside each mini-batch as many old ones as the training says, or as it has new.
 
         The memory takes them in during the first pass: a sample that comes by again is still the same sample.
         """
         for part in self.task.batches(self.training.batch):
             fields = stored_fields(part)
             new = take(fields, np.arange(len(part)))
-            old = self.memory.draw(self.training.old_batch) if self.training.old_batch and len(self.memory) else None
-            yield new if old is None else concatenate([new, old])
+            size = self.training.old_batch or len(part)
+            yield concatenate([new, self.memory.draw(size)]) if len(self.memory) else new
             if number == 0:
                 self.take_in(new)
 
@@ -215,6 +213,8 @@ class Method:
     def forward(self, x: Tensor) -> Tensor:
         """The net's outputs in training. Batch norm cannot take its statistics from one sample, such as the last of a
         pass: that one goes through with those of the batches before."""
+        if not self.net.training:  # somebody asked for `scores` in the middle of a pass
+            self.net.train()
         if len(x) > 1:
             logits: Tensor = self.net(x)
             return logits

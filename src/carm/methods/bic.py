@@ -115,7 +115,8 @@ class BiC(Method):
     # -- stage 2 -----------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        if len(self.old) and any(self.held.values()):
+        old = set(self.old.tolist())
+        if old and any(held for label, held in self.held.items() if label not in old):
             self.fit()
         super().end()
 

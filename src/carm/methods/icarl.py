@@ -46,6 +46,7 @@ class ICaRL(Method):
         return Herding() if self.herding else Ring()
 
     def prepare_task(self) -> None:
+        self.means = None  # there are more classes
         if self.distill and self.known:
             self.teacher = self.frozen_copy()
 
@@ -60,7 +61,12 @@ class ICaRL(Method):
         loss = alpha * binary(logits, targets)
         return loss if alpha == 1 else loss + (1 - alpha) * binary(logits, truth)
 
+    def descend(self, loss: Tensor) -> None:
+        super().descend(loss)
+        self.means = None  # the features have moved
+
     def store(self) -> None:
+        self.means = None
         signals = {"features": self.features(self.stream["x"]).cpu()} if self.herding else None
         self.memory.add(self.stream["x"], self.stream["y"], signals=signals)
 
@@ -78,15 +84,18 @@ class ICaRL(Method):
         self.means = means
 
     def outputs(self, x: Tensor) -> Tensor:
-        if not self.nearest_mean or self.means is None:
+        if self.means is None and len(self.memory):
+            self.before_evaluation()
+        if self.means is None:
             return super().outputs(x)
         self.net.eval()
         distance = torch.cdist(F.normalize(self.net.features(x)), self.means)
-        return -distance.nan_to_num(nan=float("inf"))
+        return -distance.nan_to_num(nan=float("inf"), posinf=float("inf"))
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"teacher": None if self.teacher is None else self.teacher.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], task: Any) -> None:
         super().load_state_dict(state, task)
+        self.means = None
         self.teacher = None if state["teacher"] is None else self.frozen_copy(state["teacher"])

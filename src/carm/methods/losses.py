@@ -24,6 +24,6 @@ def soft(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return -(q * F.log_softmax(logits / temperature, 1)).sum(1).mean()
 
 
-def within_task(logits: Tensor, y: Tensor, table: Tensor, task: Tensor) -> Tensor:
-    """Cross-entropy over the classes of each sample's own task: `table` (tasks, classes), `task` (n,)."""
-    return F.cross_entropy(closed(logits, table[:, : logits.shape[1]][task]), y)
+def within_task(logits: Tensor, y: Tensor, mates: Tensor) -> Tensor:
+    """Cross-entropy over the classes of each sample's own task; `mates` (classes, classes) as of `task_mates`."""
+    return F.cross_entropy(closed(logits, mates[y][:, : logits.shape[1]]), y)

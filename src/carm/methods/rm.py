@@ -49,6 +49,7 @@ class RM(GDumb):
             self.stored, self.stream = True, {}
 
     def store(self) -> None:
+        self.memory.flush()  # what comes in after this would have another sample's uncertainty
         ours = torch.zeros(self.memory.capacity)
         if len(self.memory):
             slots = self.memory.slots

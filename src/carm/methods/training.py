@@ -20,7 +20,8 @@ class Training:
     """Passes, mini-batches, and SGD.
 
     batch        samples per mini-batch; with `old_batch`, new samples per mini-batch
-    old_batch    old samples in every mini-batch; 0: each pass goes over all old and all new samples, shuffled
+    old_batch    old samples in every mini-batch; 0: each pass goes over all old and all new samples, shuffled, or where
+                 the memory takes samples in batch by batch, as many old ones as new
     schedule     constant; step: times `gamma` at each of `milestones`, which are shares of the passes; cosine: one half
                  wave down to a hundredth; restarts: half waves, each twice as long as the one before
     warmup       passes at a tenth of the learning rate, before the schedule begins

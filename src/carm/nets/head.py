@@ -200,6 +200,12 @@ def task_table(tasks: Sequence[Sequence[int]], classes: int | None = None) -> Te
     return table
 
 
+def task_mates(tasks: Sequence[Sequence[int]], classes: int) -> Tensor:
+    """A boolean table (classes, classes): which labels have been in a task with which."""
+    table = task_table(tasks, classes).float()
+    return (table.T @ table) > 0
+
+
 def mask_task(logits: Tensor, task: Tensor, table: Tensor) -> Tensor:
     """Task-incremental reading: for each sample, close every logit outside its task.
 

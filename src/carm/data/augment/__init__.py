@@ -13,10 +13,11 @@ from carm.data.augment.colours import colour_jitter
 from carm.data.augment.crops import centre_crop, random_crop, random_flip, random_resized_crop, resize
 from carm.data.augment.images import batch
 from carm.data.augment.mixing import Mixed, cutmix
-from carm.data.augment.pipeline import PerSample, Recipe, crop_flip, normalize, photographs, recipe, recipes
+from carm.data.augment.pipeline import IMAGENET, PerSample, Recipe, crop_flip, normalize, photographs, recipe, recipes
 from carm.data.augment.randaugment import RAND_AUGMENT, rand_augment
 
 __all__ = [
+    "IMAGENET",
     "RAND_AUGMENT",
     "Mixed",
     "PerSample",

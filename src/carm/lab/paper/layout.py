@@ -48,7 +48,9 @@ def _sheet(title: str, groups: Sequence[Group], name: str, *, digits: int = 2) -
     methods = list(dict.fromkeys(g.method for g in groups))
     own = {m: next(g.metric for g in groups if g.method == m) for m in methods}
     also = [m for m in methods if own[m] != "ci"] if name == "accuracy" else []
-    heads = ["", *(TITLES[m] + (MEASURES[own[m]] if name in ("accuracy", "forgetting") else "") for m in methods)]
+    # Forgetting is of top-1 accuracy, also where accuracy is top-5.
+    labelled = {"accuracy": ("ci", "ti", "top5"), "forgetting": ("ci", "ti")}.get(name, ())
+    heads = ["", *(TITLES[m] + (MEASURES[own[m]] if own[m] in labelled else "") for m in methods)]
     heads += [f"{TITLES[m]} (class-incremental)" for m in also]
     rows = []
     for label, members in _rows(groups).items():
