@@ -275,6 +275,25 @@ def test_forgetting_is_not_called_top_5() -> None:
     assert forgetting[1] == ["", "ER", "TinyER (task-incremental)", "RM"]
 
 
+@pytest.mark.parametrize("width", [40, 80, 400])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_number_is_cut_on_a_narrow_terminal(width: int, terminal: bool) -> None:
+    groups = [
+        group(m, s, [60.0, 61.0, 62.0], paper={"accuracy": [54.11, 2.52]})
+        for m in numbers.METHODS
+        for s in numbers.SETTINGS
+    ]
+    one = {"name": "table1", "title": "t", "scale": "full", "seeds": 3, "shape": [], "note": ""}
+    screen = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
+    show({**one, "groups": [g.as_dict() for g in groups]}, screen)
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count("54.11±2.52") == shown.count("61.00±1.00") == 7 * 3 and "…" not in shown
+    assert shown.count("│ CarM-100 │") == 2 if not terminal else shown.count("│ CarM-100 │") >= 2
+    if terminal:
+        assert max(map(len, shown.splitlines()[1:])) <= width
+    assert screen.width == width
+
+
 def test_shape_of_speed() -> None:
     from carm.lab.paper import speed
 
