@@ -419,6 +419,9 @@ def test_render_without_results_says_how_to_make_some(tmp_path: Path, capsys: py
         (["tabel1"], "Did you mean 'table1'"),
         (["table1", "--only", "svhn"], "--only also knows: mnist, cifar"),
         (["table1", "--seeds", "0"], "--seeds 0"),
+        (["list", "--jobs", "0"], "--jobs 0: must be at least 1"),
+        (["speed", "--jobs", "-1", "--scale", "smoke"], "--jobs -1: must be at least 1"),
+        (["table1", "--scale", "smoke", "--methods", "{own}:ERACE"], "the paper's methods only"),
         (["table1", "--scale", "full", "--data", "{empty}"], "--scale laptop needs only"),
         (["table1", "--only", "mnist", "--data", "{empty}"], "--scale smoke needs no files"),
         (["rm-da", "--only", "mnist", "--data", "{empty}"], "mnist was not found"),
@@ -428,7 +431,10 @@ def test_errors(
     arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["paper", *(a.replace("{empty}", str(tmp_path)) for a in arguments)]) == 2
+    places = {"{empty}": str(tmp_path), "{own}": str(Path(__file__).parents[2] / "examples" / "er_ace.py")}
+    for name, path in places.items():
+        arguments = [a.replace(name, path) for a in arguments]
+    assert main(["paper", *arguments]) == 2
     assert expected in capsys.readouterr().err
 
 

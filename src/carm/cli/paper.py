@@ -92,6 +92,10 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         raise ValueError(f"{error}. --only also knows: {', '.join(BLOCKS[arguments.scale])}") from None
     if arguments.seeds is not None and arguments.seeds < 1:
         raise ValueError(f"--seeds {arguments.seeds}: must be at least 1")
+    if arguments.jobs < 1:
+        raise ValueError(f"--jobs {arguments.jobs}: must be at least 1")
+    if own := [name for name in named if name not in methods.names()]:
+        raise ValueError(f"{own[0]}: the experiments have the paper's methods only; run one of your own by `carm run`")
     ordered = tuple(m for m in methods.names() if m in named)
     return Plan(arguments.scale, tuple(blocks), ordered, arguments.device)
 
