@@ -198,6 +198,10 @@ def test_differences_and_noise() -> None:
     assert near("a", [88, 89, 90], [90, 91, 92], 3.3).verdict == "holds"
     assert near("a", [70, 71, 72], [90, 91, 92], 3.3).verdict == "does not hold"
     assert near("a", [70, 85, 99], [90, 91, 92], 3.3).verdict == "within noise"
+    mark = difference([70, 85, 99], 90)  # a published number: our own noise remains
+    assert mark.mean == pytest.approx(-5.33, abs=0.01) and mark.noise == pytest.approx(36.0, abs=0.1)
+    assert near("a", [70, 85, 99], 90, 3.3).verdict == "within noise"
+    assert near("a", [70, 71, 72], 90, 3.3).verdict == "does not hold" and difference([70], 90).noise is None
 
 
 def test_a_claim_sums_up_its_parts() -> None:
@@ -261,6 +265,8 @@ def test_shape_of_the_other_experiments() -> None:
     assert set(verdicts("reference", [close]).values()) == {"holds"}
     far = group("er", "Original", [70.0, 71.0, 72.0], "EM 500", 500, paper={"accuracy": [86.1, 1.9]})
     assert set(verdicts("reference", [far]).values()) == {"does not hold"}
+    wide = group("er", "Original", [75.0, 81.0, 93.0], "EM 500", 500, paper={"accuracy": [86.1, 1.9]})
+    assert set(verdicts("reference", [wide]).values()) == {"within noise"}
 
 
 def test_forgetting_is_not_called_top_5() -> None:
@@ -305,6 +311,8 @@ def test_shape_of_speed() -> None:
     assert [c.verdict for c in good] == ["holds", "holds"]
     bad = speed.claims([side("async", [10.0, 20.0, 30.0]), side("sync", [4.0, 5.0, 6.0])])
     assert [c.verdict for c in bad] == ["does not hold", "does not hold"]
+    unclear = speed.claims([side("async", [1.0, 2.0, 50.0]), side("sync", [4.0, 5.0, 60.0])])
+    assert unclear[-1].verdict == "within noise"
     head = speed.claims([side("async", [4.0, 4.5, 5.0]) | {"storage": "warm"}])
     assert [(c.verdict, "at most 3.0 %" in c.claim) for c in head] == [("does not hold", True), ("holds", False)]
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from carm.lab.paper import shape, speed
+from carm.lab.paper.perform import groups_of
 from carm.lab.paper.render import records, render
 
 ROOT = Path(__file__).parents[2]
@@ -43,3 +45,9 @@ def test_every_result_says_how_it_was_made() -> None:
         assert one["command"].startswith("carm paper "), path
         assert one["machine"]["cpu"] and one["date"] and one["seeds"] >= 1, path
         assert not one.get("failures"), path
+
+
+def test_the_claims_are_judged_as_the_code_judges_today() -> None:
+    for path, one in records(ROOT / "results"):
+        judged = speed.claims(one["groups"]) if one["name"] == "speed" else shape.claims(one["name"], groups_of(one))
+        assert one["shape"] == [vars(claim) for claim in judged], path

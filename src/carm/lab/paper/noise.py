@@ -19,7 +19,7 @@ _T += [2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of means, and how far off it may be: half of its 95 % interval; None with one seed a side."""
+    """A difference of means, and how far off it may be: half of its 95 % interval; None if a side has one seed."""
 
     mean: float
     noise: float | None
@@ -28,8 +28,11 @@ class Difference:
         return f"{self.mean:+.1f}" if self.noise is None else f"{self.mean:+.1f}±{self.noise:.1f}"
 
 
-def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
-    """Of the means of `a` and `b`, by Welch's interval."""
+def difference(a: Sequence[float], b: Sequence[float] | float) -> Difference:
+    """Of the means of `a` and `b`, by Welch's interval; a number `b` is a mark that has no noise of its own."""
+    if isinstance(b, (int, float)):
+        noise = t(len(a) - 1) * math.sqrt(variance(a) / len(a)) if len(a) > 1 else None
+        return Difference(fmean(a) - b, noise)
     mean = fmean(a) - fmean(b)
     if len(a) < 2 or len(b) < 2:
         return Difference(mean, None)
@@ -61,7 +64,7 @@ def more(label: str, a: Sequence[float], b: Sequence[float]) -> Part:
     return Part(label, verdict, f"{label} {d}")
 
 
-def near(label: str, a: Sequence[float], b: Sequence[float], margin: float, *, both: bool = False) -> Part:
+def near(label: str, a: Sequence[float], b: Sequence[float] | float, margin: float, *, both: bool = False) -> Part:
     """`a` is not below `b` (with `both`: nor above) by more than `margin`."""
     d = difference(a, b)
     gap = abs(d.mean) if both else -d.mean

@@ -203,7 +203,7 @@ def _reference(table: Table, block: str) -> Iterator[Claim]:
         if g.block == block and theirs is not None:
             values = [theirs.mean - (theirs.sd or SAME), theirs.mean + (theirs.sd or SAME)]  # as wide as they said
             d = g.mean() - theirs.mean
-            verdict = near("", g.values(), [theirs.mean], max(theirs.sd or 0.0, SAME)).verdict
+            verdict = near("", g.values(), theirs.mean, max(theirs.sd or 0.0, SAME)).verdict
             shown = f"{TITLES[g.method]} {g.at} {g.ours()} ({d:+.1f}; published {values[0]:.1f} to {values[1]:.1f})"
             parts.append(Part(g.method, verdict, shown))
     yield from Claim.of(f"{block}: without swapping, at least as accurate as published (less a sd, or 1 point)", parts)
@@ -217,7 +217,7 @@ def _ceiling(table: Table, block: str) -> Iterator[Claim]:
             yield from Claim.of(f"{block}: {at}: {setting} is above the Original", parts)
         full = table.find(block, "er", "CarM-100", at)
         if full is not None:
-            best.append(near(f"{at} {full.ours()}", full.values(), [ALL_HISTORY.mean], SAME))
+            best.append(near(f"{at} {full.ours()}", full.values(), ALL_HISTORY.mean, SAME))
     yield from Claim.of(f"{block}: ER with CarM-100 comes within a point of replaying everything ({ALL_HISTORY})", best)
 
 

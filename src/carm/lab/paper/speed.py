@@ -270,12 +270,8 @@ def claims(groups: Sequence[dict[str, Any]]) -> list[Claim]:
                 )
                 made += Claim.of(text, [_within(g, limit) for g in here if g["swap"] == "async"])
         slow = [g for g in mine if (g["cores"], g["storage"], g["setting"]) == ("free core", "slow", "CarM-100")]
-        sync = {g["method"]: median(g["wall"]) for g in slow if g["swap"] == "sync"}
-        parts = []
-        for g in slow:
-            if g["swap"] == "async" and g["method"] in sync:
-                gap = sync[g["method"]] - median(g["wall"])
-                parts.append(Part(g["method"], "holds" if gap > 0 else "does not hold", _title(g, f"{gap:+.0f} %")))
+        sync = {g["method"]: g["wall"] for g in slow if g["swap"] == "sync"}
+        parts = [_above(g, sync[g["method"]], g["wall"]) for g in slow if g["swap"] == "async" and g["method"] in sync]
         made += Claim.of(f"{block}, slow storage: waiting for swaps costs more than swapping in the background", parts)
     return made
 
@@ -286,6 +282,12 @@ def _within(group: dict[str, Any], limit: float) -> Part:
         "holds" if middle <= limit else "within noise" if min(group["wall"]) <= limit else "does not hold"
     )
     return Part(group["method"], verdict, _title(group, _spread(group["wall"])))
+
+
+def _above(group: dict[str, Any], a: Sequence[float], b: Sequence[float]) -> Part:
+    """`a` is above `b`: by more than noise where no repetition of one lies among those of the other."""
+    verdict: Verdict = "holds" if min(a) > max(b) else "does not hold" if max(a) < min(b) else "within noise"
+    return Part(group["method"], verdict, _title(group, f"{median(a) - median(b):+.0f} %"))
 
 
 def _title(group: dict[str, Any], text: str) -> str:
