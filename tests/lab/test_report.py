@@ -184,6 +184,15 @@ def test_methods_data_sets_and_sizes() -> None:
     assert {"ER on digits", "ER on mnist", "BiC on digits"} <= set(found.charts)
 
 
+def test_the_methods_own_settings_do_not_hide_the_numbers() -> None:
+    runs = three_settings(lr=0.5) + three_settings(method="bic", lr=0.1)
+    found = page(runs)
+    assert found.tables[0][0][-1] == "n"
+    assert "settings of their own, which are under Configuration" in found.text
+    assert any("lr" in table[0] for table in found.tables)
+    assert "other differences" not in markdown(runs, title="T")
+
+
 def test_many_tasks_and_classes() -> None:
     runs = [
         metrics(curve=tuple(90.0 - t for t in range(50)), classes=100, seed=s, swap="sync", swapped=10**6)

@@ -85,13 +85,13 @@ def print_table(table: Table) -> None:
     from rich.measure import Measurement
     from rich.table import Table as Rich
 
-    from carm.lab.tables import WORDS
+    from carm.lab.tables import OTHERS, WORDS
 
     head, rows = table
     out = console()
     shown = Rich(box=None, pad_edge=False)
     for name, *cells in zip(head, *rows, strict=True):
-        width = None if name == "other differences" else max(map(len, cells))
+        width = None if name == OTHERS else max(map(len, cells))
         shown.add_column(name, justify="left" if name in WORDS else "right", min_width=width)
     for row in rows:
         shown.add_row(*row)

@@ -49,7 +49,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     runs = demo.run(configs, jobs=jobs, console=console(stderr=True))
     out.print()
     head, rows = tables.results(compare.group(runs))
-    last = -1 if head[-1] == "other differences" else None  # the methods' own settings
+    last = -1 if head[-1] == tables.OTHERS else None  # the methods' own settings
     print_table((head[:last], [row[:last] for row in rows]))
     out.print(
         "\nAccuracy is in percent, over all ten digits after the last task, ± the standard deviation over the seeds. "

@@ -8,7 +8,7 @@ from html import escape
 from carm.lab.canvas import FONT, OKABE_ITO, OKABE_ITO_DARK
 from carm.lab.tables import MISSING, WORDS, Table
 
-_FOLDED = ("setting", "other differences", "value")
+_FOLDED = ("setting", "value")
 
 
 def _variables(ink: str, muted: str, grid: str, ground: str, soft: str, series: Iterable[str]) -> str:

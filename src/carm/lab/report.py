@@ -72,7 +72,8 @@ def markdown(runs: list[Metrics], *, title: str, unfinished: Sequence[Path] = ()
     """The tables and the text."""
     groups = _groups(runs)
     differing, same = tables.configurations(groups)
-    out = [f"# {title}\n", summary(groups) + "\n", "## Results\n", tables.markdown(tables.results(groups))]
+    content, _ = _without_the_rest(tables.results(groups))
+    out = [f"# {title}\n", summary(groups) + "\n", "## Results\n", tables.markdown(content)]
     out += ["".join(f"- {word}: {text}\n" for word, text in tables.explained(groups))]
     if 1 < max(len(g.curve()) for g in groups) <= _WIDE:
         out += ["## Accuracy after each task\n", "CI accuracy in percent on the classes seen.\n"]
@@ -109,7 +110,7 @@ def summary(groups: Sequence[Group]) -> str:
 
 
 def _results(groups: Sequence[Group]) -> str:
-    content = tables.results(groups)
+    content, told = _without_the_rest(tables.results(groups))
     best = _best(groups, content[0].index(measures(groups)[0].title))
 
     def begins(row: int) -> bool:
@@ -118,7 +119,17 @@ def _results(groups: Sequence[Group]) -> str:
     html = page.table(content, caption="Results", strong=lambda i, j: (i, j) in best, begins=begins)
     if best:
         html += page.note("Bold: the best mean of each method. Whether it is better than the next, ± tells.")
+    if told:
+        html += page.note("The methods also differ in settings of their own, which are under Configuration.")
     return html + page.folded("What the columns mean", page.meanings(tables.explained(groups)))
+
+
+def _without_the_rest(content: tables.Table) -> tuple[tables.Table, bool]:
+    """The results without other differences, whose many lines would hide the numbers; whether there were any."""
+    head, rows = content
+    if head[-1] != tables.OTHERS:
+        return content, False
+    return (head[:-1], [row[:-1] for row in rows]), True
 
 
 def _best(groups: Sequence[Group], first: int) -> set[tuple[int, int]]:

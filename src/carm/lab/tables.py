@@ -14,7 +14,8 @@ Table = tuple[list[str], list[list[str]]]
 """The heads of the columns, and the rows."""
 
 MISSING = "–"
-WORDS = ("method", "data", "setting", "other differences", "entry", "value")
+OTHERS = "other differences"
+WORDS = ("method", "data", "setting", OTHERS, "entry", "value")
 """Columns that hold words; the others hold numbers."""
 
 
@@ -33,7 +34,7 @@ def results(groups: Sequence[Group]) -> Table:
         row = [one.title, *([one.data] if several else []), one.label]
         row += [*(one.cell(m.name) or MISSING for m in shown), str(one.n)]
         rows.append([*row, named(rest)] if any(others) else row)
-    return [*head, *(["other differences"] if any(others) else [])], rows
+    return [*head, *([OTHERS] if any(others) else [])], rows
 
 
 def explained(groups: Sequence[Group]) -> list[tuple[str, str]]:
