@@ -113,9 +113,19 @@ def test_what_differs_is_named() -> None:
     assert rows[0][-1] == "lr=0.5"
 
 
+def test_of_many_differences_a_label_has_what_it_takes() -> None:
+    online = {"batch": 10, "old_batch": 10, "passes": 1, "momentum": 0.0, "order": "natural"}
+    offline = {"batch": 32, "old_batch": 0, "passes": 20, "momentum": 0.9, "order": "shuffled"}
+    groups = group([metrics(em=em, **how) for how in (online, offline) for em in (100, 200)])
+    assert [g.label for g in groups] == [
+        f"Original, order={o}, em={n}" for o in ("natural", "shuffled") for n in (100, 200)
+    ]
+    assert groups[0].differing.keys() == {*online, "em"}  # the rest is told in the tables
+
+
 def test_what_has_no_effect_makes_no_group() -> None:
     runs = [metrics(seed=0, ratio=0.5), metrics(seed=1, ratio=1.0, gate="random"), metrics(seed=2, root="/elsewhere")]
-    assert [g.n for g in group(runs)] == [3]
+    assert [g.n for g in group([*runs, metrics(seed=3, threads=2)])] == [4]  # another --jobs when it was gone on with
     assert len(group([metrics(swap="sync"), metrics(swap="sync", gate="random")])) == 2
 
 

@@ -188,7 +188,7 @@ def test_the_methods_own_settings_do_not_hide_the_numbers() -> None:
     runs = three_settings(lr=0.5) + three_settings(method="bic", lr=0.1)
     found = page(runs)
     assert found.tables[0][0][-1] == "n"
-    assert "settings of their own, which are under Configuration" in found.text
+    assert "settings that are not named here; they are under Configuration" in found.text
     assert any("lr" in table[0] for table in found.tables)
     assert "other differences" not in markdown(runs, title="T")
 

@@ -206,7 +206,10 @@ def sd(values: Iterable[float | None]) -> float | None:
 
 # -- groups ------------------------------------------------------------------------------------------------------------
 
-_NOT_ASKED = ("seed", "root")  # what runs of one group may differ in
+# What runs of one group may differ in. A sweep gives its runs as many threads as --jobs leaves for each, so if another
+# --jobs has gone on with it, some seeds had one thread and some two.
+_NOT_ASKED = ("seed", "root", "threads")
+_MANY = 4  # entries in a label
 _UNUSED_IN_ORIGINAL = ("ratio", "gate", "storage", "throttle")
 _IN_SETTING = ("method", "ratio")  # said by the method and setting columns
 
@@ -218,7 +221,7 @@ class Group:
     method: str
     setting: str  # Original, CarM-50, CarM-100, ...
     differing: dict[str, Any]  # this group's values of the entries in which the groups differ, apart from the above
-    apart: dict[str, Any]  # of these, what tells it from the other groups of its method and data
+    apart: dict[str, Any]  # of these, what it takes to tell it from the other groups of its method and data
     config: dict[str, Any]  # the first run's
     runs: list[Metrics]
 
@@ -294,7 +297,7 @@ def group(runs: Sequence[Metrics]) -> list[Group]:
                 method=config["method"],
                 setting=_setting(config),
                 differing={name: told[name] for name in differing if name in told},
-                apart={name: told[name] for name in _differing(rivals) if name in told},
+                apart={name: told[name] for name in _needed(rivals) if name in told},
                 config=_defaults() | members[key][0]["config"],
                 runs=sorted(members[key], key=lambda run: run["config"].get("seed", 0)),
             )
@@ -366,6 +369,26 @@ def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
         if name not in _IN_SETTING and (len(values) > 1 or some_lack_it):
             out.append(name)
     return out
+
+
+def _needed(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """The entries that tell these configurations apart: all in which they differ, but of many only what it takes.
+
+    Of many, most go with others (one protocol has another batch, rate and schedule than the next), and a label of
+    fifteen entries cannot be read. The later ones are spared first: net, memory and swaps say more than rates.
+    """
+    names = _differing(configs)
+
+    def known_by(some: Sequence[str]) -> int:
+        return len({json.dumps([_setting(c), *(c.get(name) for name in some)], sort_keys=True) for c in configs})
+
+    if len(names) > _MANY:
+        every = known_by(names)
+        for name in reversed(names):
+            fewer = [one for one in names if one != name]
+            if known_by(fewer) == every:
+                names = fewer
+    return names
 
 
 def _setting(config: dict[str, Any]) -> str:

@@ -120,7 +120,7 @@ def _results(groups: Sequence[Group]) -> str:
     if best:
         html += page.note("Bold: the best mean of each method. Whether it is better than the next, ± tells.")
     if told:
-        html += page.note("The methods also differ in settings of their own, which are under Configuration.")
+        html += page.note("The runs also differ in settings that are not named here; they are under Configuration.")
     return html + page.folded("What the columns mean", page.meanings(tables.explained(groups)))
 
 

@@ -73,8 +73,10 @@ def configurations(groups: Sequence[Group]) -> tuple[Table | None, Table]:
         [g.title, g.setting, *(show(one[n]) if n in one else MISSING for n in names)]
         for g, one in zip(groups, each, strict=True)
     ]
-    seeds = sorted({seed for g in groups for seed in g.seeds})
-    same = (["entry", "value"], [*([k, v] for k, v in common.items()), ["seed", ", ".join(map(str, seeds))]])
+    for name in ("threads", "seed"):  # in which the runs of a group may differ
+        values = {run["config"].get(name, 0) for g in groups for run in g.runs}
+        common[name] = ", ".join(map(str, sorted(values)))
+    same = (["entry", "value"], [[k, v] for k, v in common.items()])
     return (["method", "setting", *names], rows) if names else None, same
 
 
