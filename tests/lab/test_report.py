@@ -14,6 +14,7 @@ from made_up import metrics, save, three_settings
 
 from carm import cli
 from carm.lab import Config, run
+from carm.lab.picture import write_png
 from carm.lab.report import html, markdown, write_html
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -273,6 +274,24 @@ def test_png(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert report(folder, "--out", tmp_path / "x.png") == 0
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("more", [{}, {"em": 300}, {"em": 300, "lr": 0.5, "passes": 9, "gate": "random"}])
+def test_the_legends_of_a_png_cover_nothing(
+    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    save = figure.Figure.savefig
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
+    both = [run for method in ("er", "bic") for run in three_settings(method=method)]
+    write_png([*both, *three_settings(**more)] if more else both, tmp_path / "x.png", title="T")
+    (one,) = drawn
+    one.canvas.draw()
+    boxes = [box for axis in one.axes for box in (axis.bbox, axis.get_legend().get_window_extent())]
+    assert len(boxes) == 4
+    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= one.bbox.x1 and box.y1 <= one.bbox.y1 for box in boxes)
 
 
 def test_png_without_matplotlib(
