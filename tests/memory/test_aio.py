@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -237,6 +240,30 @@ def test_where_o_direct_does_not_work(tmp_path: Path) -> None:
         engine.close()
     finally:
         path.unlink(missing_ok=True)
+
+
+def test_reading_while_the_interpreter_goes_down(path: Path) -> None:
+    """What is closed last, at exit, may still read; by then pools of threads take no more work."""
+    script = f"""
+        import atexit, sys
+        from pathlib import Path
+        import numpy as np
+        from carm.memory.aio import open_engine
+        path = Path({str(path)!r})
+        engine = open_engine("preadv", path)
+        def last():
+            try:
+                engine._pool.submit(print)
+            except RuntimeError:
+                data, starts, ok = engine.read(np.arange(64) * 1024, np.full(64, 1000))
+                content = np.fromfile(path, np.uint8)
+                for i, start in enumerate(starts.tolist()):
+                    assert ok[i] and (data[start : start + 1000] == content[1024 * i : 1024 * i + 1000]).all()
+                print("good")
+        atexit.register(last)
+    """
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    assert out.stdout == "good\n", out.stdout + out.stderr
 
 
 def test_auto_picks_one_that_reads_right(path: Path, content: np.ndarray) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from patterns import FIXED, VARIABLE, audit, keys_of, samples
 
+from carm.memory import aio
 from carm.memory.errors import CarmError, SchemaError, StoreError
 from carm.memory.gate import Dynamic, Entropy, Gate, Random
 from carm.memory.memory import Memory
@@ -61,6 +63,12 @@ def numbered(n: int, begin: int = 0) -> dict[str, Any]:
         ({"slots": 5, "throttle": "2MB/s,soon"}, "throttle"),
         ({"slots": 5, "throttle": "0MB/s"}, "throttle"),
         ({"slots": 5, "storage": "here", "engine": "warp", "schema": FIXED}, "engine='warp'"),
+        ({"slots": 5, "storage": "here", "engine": "warp"}, "engine='warp'"),
+        ({"slots": 5, "select": Herding}, r"must be a Selection; did you mean Herding\(\)"),
+        ({"slots": 5, "select": "ring"}, "select='ring': must be a Selection"),
+        ({"slots": 5, "gate": Random}, r"must be a Gate; did you mean Random\(\)"),
+        ({"slots": 5, "gate": 0.5}, r"gate=0\.5: must be a Gate"),
+        ({"slots": 5, "storage": "here", "queue": 2**31 - 2, "schema": FIXED}, "slots=5 with queue=2147483646 takes"),
     ],
 )
 def test_impossible_memories(
@@ -111,7 +119,9 @@ def test_storage_that_is_no_directory(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_more_ram_than_storage(tmp_path: Path) -> None:
     """Storage also keeps what is in RAM; where that cannot be, it must be said, not found out."""
-    for size, capacity in (({"ram": "100kB"}, 20), ({"ram": "100kB"}, "20kB"), ({"slots": 1000}, "20kB")):
+    cases: list[tuple[dict[str, Any], Any]] = [({"ram": "100kB"}, 20), ({"ram": "100kB"}, "20kB")]
+    # 72 bytes of a sample take 512 in storage, and an eighth is for what comes before others go: 34 samples in 20 kB.
+    for size, capacity in (*cases, ({"slots": 1000}, "20kB"), ({"slots": 100}, "20kB"), ({"slots": 35}, "20kB")):
         storage = tmp_path / str(capacity)
         with (
             Memory(**size, storage=storage, storage_capacity=capacity, engine="preadv", queue=4) as memory,
@@ -124,6 +134,37 @@ def test_more_ram_than_storage(tmp_path: Path) -> None:
         memory.flush()
         audit(memory)
         assert memory.stats()["stored_samples"] == 20
+
+
+def test_as_much_ram_as_storage_has_room_for(tmp_path: Path) -> None:
+    with Memory(34, storage=tmp_path, storage_capacity="20kB", engine="preadv", queue=4) as memory:
+        for step in range(20):
+            memory.add(**numbered(10, 10 * step))
+        memory.flush()
+        audit(memory)
+        assert len(memory) == 34
+        assert memory._ram is not None and (memory._ram.handles[memory.slots] >= 0).all()
+
+
+@pytest.mark.parametrize("schema", [None, FIXED], ids=["unknown", "known"])
+def test_an_engine_that_does_not_work_here(
+    tmp_path: Path, schema: Schema | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is taken in that nobody would store."""
+
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(aio._Kernel, "setup", refused)
+    if schema is not None:
+        with pytest.raises(ValueError, match="engine='aio' does not work"):
+            Memory(5, storage=tmp_path, engine="aio", schema=schema)
+        return
+    with Memory(5, storage=tmp_path, engine="aio") as memory:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="engine='aio' does not work"):
+                memory.add(**numbered(3))
+        assert memory.stats()["added"] == len(memory) == 0
 
 
 # -- opening with other samples ----------------------------------------------------------------------------------------
@@ -155,6 +196,9 @@ def test_another_schema_on_reopening(tmp_path: Path) -> None:
         ({"y": [0.5, 1.0, 2.0]}, "'y' must hold whole numbers"),
         ({"y": [[0], [1], [2]]}, "'y' must have one number"),
         ({"y": 3}, "'y' needs one row per sample"),
+        ({"y": np.array(3)}, "'y' needs one row per sample"),
+        ({"y": torch.tensor(3)}, "'y' needs one row per sample"),
+        ({"y": torch.ones(3, dtype=torch.bfloat16)}, "'y' must hold whole numbers; got dtype bfloat16"),
         ({"y": None}, "missing: .*'y'"),
         ({"logits": None}, "missing: .*'logits'"),
         ({"extra": np.zeros(3)}, "unknown: .*'extra'"),
@@ -240,6 +284,40 @@ def test_selections_that_need_signals(select: type[Selection], signal: str) -> N
             memory.add(**numbered(3), signals={signal: np.zeros((2, 1))})
         memory.add(**numbered(3), signals={signal: np.arange(3.0).reshape(3, 1)})
         assert len(memory) == 3
+
+
+def test_signals_in_bfloat16_are_numbers() -> None:
+    """numpy has no such type; their bits would be numbers too, in another order."""
+    features = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
+    kept = []
+    for given in (features, features.float()):
+        with Memory(10, select=Herding()) as memory:
+            memory.add(**numbered(20), signals={"features": given[:20]})
+            in_ram = given[torch.from_numpy(memory.take(memory.slots).ids)]
+            memory.add(**numbered(20, 20), signals={"features": given[20:]}, ram_signals={"features": in_ram})
+            kept.append(sorted(keys_of(memory.draw(10)).tolist()))
+    assert kept[0] == kept[1]
+
+
+# -- slots -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor, list], ids=["array", "tensor", "list"])
+def test_a_mask_is_no_list_of_slots(kind: Any) -> None:
+    """As numbers, True would be slot 1, and False slot 0."""
+    with Memory(4) as memory:
+        memory.add(**numbered(4))
+        mask = kind([True, False, True, True])
+        for call in (memory.take, memory.reader().read):
+            with pytest.raises(IndexError, match=r"this is a mask: pick from memory\.slots with it"):
+                call(mask)
+        assert keys_of(memory.take(memory.slots[np.asarray(mask)])).tolist() == [0, 2, 3]
+
+
+def test_negative_slots_hold_nothing() -> None:
+    with Memory(4) as memory:
+        memory.add(**numbered(4))
+        assert memory.filled(np.array([-1, 2, -4, 9])).tolist() == [2]
 
 
 # -- feedback ----------------------------------------------------------------------------------------------------------

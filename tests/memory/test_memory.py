@@ -16,11 +16,13 @@ import pytest
 import torch
 from patterns import FIXED, VARIABLE, audit, keys_of, samples
 
-from carm.memory.errors import CarmError
+from carm.memory.errors import CarmError, SchemaError
 from carm.memory.gate import Dynamic, Entropy, Random
+from carm.memory.keep import choose_balanced
 from carm.memory.memory import Memory
 from carm.memory.record import Field, Schema
 from carm.memory.select import GreedyBalanced, Reservoir, Ring, UncertaintySpread
+from carm.memory.store import Store
 
 CLASSES = 4
 
@@ -78,6 +80,30 @@ def test_draw_from_an_empty_memory() -> None:
         batch = memory.draw(5)
         assert batch.x.shape == (0, 3, 4, 4)
         assert memory.feedback(batch, torch.zeros(0, 4)) == 0
+
+
+def test_an_empty_batch_of_unknown_fields_goes_to_any_device() -> None:
+    with Memory(20) as memory:
+        batch = memory.draw(5).to("meta")
+        assert len(batch) == 0
+        assert batch.x.device.type == batch["anything"].device.type == "meta"
+        assert torch.cat([torch.ones(3, 2, device="meta"), batch.x]).shape == (3, 2)
+        assert memory.draw(5).x.device.type == "cpu"
+
+
+def test_what_counts_as_drawn() -> None:
+    with Memory(10) as memory:
+        memory.add(**numbered(10))
+        memory.draw(4)
+        assert memory.stats()["drawn"] == 4
+        memory.take(memory.slots)
+        assert memory.stats()["drawn"] == 4
+        for _ in memory.bundle(numbered(6, 100), batch_size=4, passes=2):
+            pass
+        assert memory.stats()["drawn"] == 24
+        for _ in memory.bundle(numbered(6, 100), batch_size=2, old_per_batch=3):
+            pass
+        assert memory.stats()["drawn"] == 33
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, "3", None, True])
@@ -230,6 +256,32 @@ def test_bundle_refuses_numbers_at_once(arguments: dict[str, Any]) -> None:
 def test_bundle_of_something_else(task: Any) -> None:
     with Memory(6) as memory, pytest.raises(ValueError, match="dict of fields or a pair"):
         next(iter(memory.bundle(task)))
+
+
+def test_bundle_of_empty_bytes() -> None:
+    with Memory(3) as memory:
+        memory.add([b"", b"abc", b""], [0, 1, 2])
+        (batch,) = memory.bundle(([b"", b"de"], [3, 4]))
+        assert {int(y): bytes(x.tolist()) for x, y in zip(batch.x, batch.y, strict=True)} == {
+            0: b"", 1: b"abc", 2: b"", 3: b"", 4: b"de",
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ({"x": np.zeros((3, 2), np.uint8)}, r"'x' holds shape \[3, 4, 4\] per sample in memory; got shape \[2\]"),
+        ({"x": [b"a", b"b", b"c"]}, r"'x' holds shape \[3, 4, 4\] per sample in memory; got bytes of any length"),
+        ({"y": np.zeros((3, 1), np.int64)}, r"'y' holds shape \[\] per sample in memory; got shape \[1\]"),
+        ({"z": np.zeros(3)}, "the samples in memory have the fields x, y, logits, and no 'z'"),
+    ],
+)
+def test_bundle_of_samples_that_do_not_go_with_the_old_ones(task: dict[str, Any], message: str) -> None:
+    with Memory(6) as memory:
+        memory.add(**numbered(6))
+        with pytest.raises(SchemaError, match=message):
+            next(iter(memory.bundle(numbered(3, 100) | task)))
+        assert memory.stats()["drawn"] == 0
 
 
 def test_bundle_of_fields_with_different_lengths() -> None:
@@ -602,6 +654,25 @@ def test_opening_a_store_fills_ram_class_by_class(tmp_path: Path) -> None:
     assert len(chosen) > 30  # of 48: random within a class
 
 
+def test_opening_a_store_of_many_classes(tmp_path: Path) -> None:
+    """One of each, and the time goes with the samples, not with samples times classes."""
+    schema = Schema((Field("y", "int64"),))
+    with Store(tmp_path, schema=schema, engine="preadv") as store:
+        store.append({"y": np.arange(12_000) % 4000})
+    with Memory(4000, storage=tmp_path, engine="preadv") as memory:
+        assert set(memory.class_counts().values()) == {(1, 3)}
+        audit(memory)
+        ram, store = memory._ram, memory.store
+        assert ram is not None and store is not None
+        begun = time.process_time()
+        chosen = choose_balanced(ram, store, 6000, np.random.default_rng(0))
+        seconds = time.process_time() - begun
+        assert sorted(np.unique(store.ids[chosen] % 4000, return_counts=True)[1].tolist()) == [1] * 2000 + [2] * 2000
+        assert seconds < 0.7, f"{seconds:.2f} s"
+        for handle in chosen.tolist():
+            store.sets.release(handle)
+
+
 @pytest.mark.parametrize("size", [{"ram": "150kB", "queue": 4}, {"slots": 30}], ids=["ram", "slots"])
 def test_opening_a_store_of_variable_samples(tmp_path: Path, size: dict[str, Any]) -> None:
     with Memory(**size, storage=tmp_path, engine="preadv") as memory:
@@ -744,6 +815,22 @@ def test_a_memory_that_is_forgotten_is_closed_with_a_warning(tmp_path: Path, cap
     assert "was not closed" in caplog.text
     with Memory(10, storage=tmp_path, engine="preadv") as again:
         assert again.stats()["stored_samples"] == 30
+
+
+@pytest.mark.parametrize("swap", ["sync", "thread", "process"])
+def test_a_memory_that_is_forgotten_does_not_keep_its_store_from_the_next(tmp_path: Path, swap: str) -> None:
+    """As in a notebook, where a cell is run again; nobody has called the garbage collector yet."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        memory = Memory(10, storage=tmp_path, engine="preadv", swap=swap)
+        memory.add(**numbered(30))
+        del memory
+        with Memory(10, storage=tmp_path, engine="preadv") as again:
+            assert again.stats()["stored_samples"] == 30
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def test_repr_and_asking() -> None:

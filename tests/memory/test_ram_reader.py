@@ -17,6 +17,7 @@ from carm.memory.errors import CarmError
 from carm.memory.gate import Random
 from carm.memory.memory import Memory
 from carm.memory.ram import RamReader
+from carm.memory.select import Selection
 
 CLASSES = 4
 
@@ -150,3 +151,20 @@ def test_slots_as_lists_arrays_and_tensors() -> None:
         assert reader.__getitems__([]) == []
         assert int(reader[np.int64(4)]["y"]) == 0
         assert len(reader) == 10
+
+
+class Placed(Selection):
+    """Puts new samples into these slots."""
+
+    def __init__(self, slots: list[int]) -> None:
+        self.slots = slots
+
+    def place(self, y: Any, slots: Any, rng: Any, signals: Any, ram_signals: Any) -> Any:
+        return np.array(self.slots)
+
+
+def test_iterating_goes_over_the_samples_there_are() -> None:
+    """Slots may be empty, also the first ones."""
+    with Memory(10, select=Placed([2, 5, 9])) as memory:
+        memory.add(**numbered(3))
+        assert [int(sample["logits"][0]) for sample in memory.reader()] == [0, 1, 2]

@@ -20,6 +20,7 @@ import pytest
 import torch
 from patterns import FIXED, VARIABLE, audit, keys_of, logits_for, quick_base, samples
 
+from carm.memory.checkpoint import on_cpu
 from carm.memory.errors import CheckpointError, CorruptRecord
 from carm.memory.extentfile import NAME as EXTENTS
 from carm.memory.gate import Dynamic, Entropy, Random
@@ -289,6 +290,56 @@ def test_a_state_of_the_first_moment(quick: Path) -> None:
             assert [step(memory, i) for i in range(10)] == first
 
 
+class Elsewhere(torch.Tensor):
+    """A tensor on another device, as far as this machine can have one: numpy cannot look at it before `cpu`."""
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    __array__ = numpy
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def elsewhere(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.as_subclass(Elsewhere)
+    if isinstance(state, dict):
+        return {name: elsewhere(value) for name, value in state.items()}
+    return type(state)(map(elsewhere, state)) if isinstance(state, (list, tuple)) else state
+
+
+@pytest.mark.parametrize("kind", ["plain", "herding", "ring and entropy", "variable", "RAM only"])
+def test_a_state_whose_tensors_are_on_another_device(quick: Path, kind: str) -> None:
+    """`torch.load(..., map_location="cuda")` takes all there, also those in lists and tuples."""
+    schema = KINDS[kind][1]
+    with make(kind, quick) as memory:
+        for i in range(25):
+            step(memory, i, schema)
+        state, before = loaded(saved(memory)), picture(memory)
+        there = elsewhere(state)
+        assert isinstance(there["ram"]["order"][0][1], Elsewhere)
+        for i in range(25, 30):
+            step(memory, i, schema)
+        memory.load_state_dict(there)
+        assert picture(memory) == before
+        step(memory, 25, schema)
+        memory.state_dict()
+
+
+def test_tensors_anywhere_in_a_state_come_to_the_cpu() -> None:
+    deep = {"a": [{"b": (torch.arange(3), "c", 1.5, None)}], "d": {"e": torch.ones(2)}, 5: [[], ()]}
+    there = elsewhere(deep)
+    here = on_cpu(there)
+    assert isinstance(here["a"], list) and isinstance(here["a"][0]["b"], tuple)
+    assert here["a"][0]["b"][0].numpy().tolist() == [0, 1, 2]
+    assert here["a"][0]["b"][1:] == ("c", 1.5, None)
+    assert here["d"]["e"].numpy().tolist() == [1, 1]
+    assert here[5] == [[], ()]
+    assert isinstance(there["d"]["e"], Elsewhere), "what was given is left alone"
+
+
 # -- what is in a state ------------------------------------------------------------------------------------------------
 
 
@@ -437,6 +488,24 @@ def test_a_state_whose_samples_are_damaged(quick: Path) -> None:
         ids = memory.add(**samples([5000], [0]))
         assert len(ids) == 1
         audit(memory)
+
+
+def test_a_state_that_cannot_be_taken_in_leaves_a_memory_that_works(quick: Path) -> None:
+    """Whatever the error is: half of a state is worse than what storage has."""
+    with make("plain", quick) as memory:
+        for i in range(20):
+            step(memory, i)
+        state = loaded(saved(memory))
+        state["ram"]["ids"] = None
+        with pytest.raises(AttributeError):
+            memory.load_state_dict(state)
+        assert len(memory) == 12
+        keys_of(memory.draw(12))
+        audit(memory, loose=set(range(2000)), unsent=kept_out(20))
+        batch = memory.draw(12)
+        assert memory.feedback(batch, logits_for(batch, CLASSES)) > 0
+        memory.add(**samples([5000], [0]))
+        memory.flush()
 
 
 def test_a_state_of_a_store_that_has_lost_its_end(quick: Path) -> None:

@@ -107,6 +107,15 @@ def test_empty_batches(base: Path) -> None:
         assert store.append({"x": [], "y": [], "z": np.zeros((0, 3), np.float32), "note": []}).tolist() == []
 
 
+def test_no_samples_say_nothing_about_the_schema(base: Path) -> None:
+    with Store(base) as store:
+        assert store.append({"x": np.zeros((0, 4), np.float32), "y": []}).tolist() == []
+        assert store.schema is None and store.next_id == 0
+        assert fill(store, 3) == [0, 1, 2]
+    with Store(base) as store:
+        check(store.read(range(3)), range(3))
+
+
 def test_labels_of_every_kind(base: Path) -> None:
     labels = [0, -1, 2**40 + 3, -(2**63), 2**63 - 1, 7]
     with Store(base, schema=FIXED, capacity=5) as store:
@@ -286,6 +295,21 @@ def test_a_sample_larger_than_the_store_does_not_empty_it(base: Path) -> None:
         assert len(set(before) - set(living(store))) <= 3
 
 
+def test_a_sample_larger_than_the_store_holds_nobody_where_warnings_are_errors(base: Path) -> None:
+    """The warning comes before victims are chosen: as an error, it leaves everything as it was."""
+    with Store(base, schema=VARIABLE, capacity="64KiB") as store:
+        fill(store, 40)
+        before = living(store)
+        both = {"x": [bytes(70_000), bytes(9_000)], "y": [1, 1], "z": np.zeros((2, 3), np.float32), "note": [b"", b""]}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(UserWarning, match="larger than the store may be"):
+                store.append(both)
+        assert living(store) == before
+        assert store.sets.are_open(store.live_handles()).all()
+        check_index(store)
+
+
 def test_a_large_sample_takes_the_place_of_neighbours_only(base: Path) -> None:
     """Where sizes vary, room in one piece is what counts: it must not cost more samples than lie in that piece."""
     with Store(base, schema=VARIABLE, capacity="1MB") as store:
@@ -378,6 +402,44 @@ def test_ids_are_never_given_twice(base: Path) -> None:
             assert store.catalogue is not None
             store.catalogue.compact(store.floor)
     assert set(seen.values()) == {1}
+
+
+# -- in the middle of a write ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["append", "delete", "settle", "checkpoint", "restore"])
+@pytest.mark.parametrize("end", ["confirmed", "failed"])
+def test_no_other_commit_in_the_middle_of_a_write(base: Path, change: str, end: str) -> None:
+    """It would take the number of the write's own commit, and one of the two would be lost."""
+    with Store(base, schema=FIXED) as store:
+        fill(store, 10)
+        state = store.checkpoint()
+        act: Any = {
+            "append": lambda: store.append(samples([10])),
+            "delete": lambda: store.delete([3]),
+            "settle": store.settle,
+            "checkpoint": store.checkpoint,
+            "restore": lambda: store.restore(state),
+        }[change]
+        ids = store.take_ids(5)
+        order = store.plan(FIXED.pack(samples(ids)), ids)
+        before = living(store)
+        with pytest.raises(StoreError, match=r"a write to .*store is under way; call flush\(\) of its memory first"):
+            act()
+        assert living(store) == before and store.next_id == 15
+        assert store.file is not None and store.catalogue is not None
+        if end == "confirmed":
+            perform(order, store.file, store.catalogue)
+            store.confirm(order)
+            before += ids.tolist()
+        else:
+            store.fail(order)
+        assert living(store) == before
+        act()  # afterwards it may be
+        check_index(store)
+        before = living(store)
+    with Store(base) as store:
+        assert living(store) == before
 
 
 # -- compaction --------------------------------------------------------------------------------------------------------
@@ -691,3 +753,59 @@ def test_opening_200_000_samples_is_fast(base: Path) -> None:
         assert len(store) == 200_000 and living(store) == before
         assert store.index_bytes <= 64 * 200_000
     assert seconds < 2.0, f"{seconds:.2f} s"
+
+
+def test_an_engine_that_there_is_not_is_refused_before_anything_is_made(base: Path) -> None:
+    with pytest.raises(ValueError, match=r"engine='warp': must be 'auto' or one of 'aio', 'mapped', 'preadv'"):
+        Store(base, engine="warp")
+    assert not base.exists()
+
+
+def test_a_relative_path_means_the_directory_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Store("s", schema=FIXED, engine="preadv") as store:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        fill(store, 3)
+        check(store.read(range(3)), range(3))  # the file is opened for reading only now
+        assert store.directory == tmp_path / "s"
+    assert not (tmp_path / "elsewhere" / "s").exists()
+
+
+# -- a reader beside a writer ------------------------------------------------------------------------------------------
+
+
+def test_samples_that_were_evicted_under_a_reader(base: Path) -> None:
+    """Their room has other samples now. That is no damage."""
+    with Store(base, schema=FIXED, capacity=20, engine="preadv") as store:
+        fill(store, 20)
+        with Store(base, readonly=True, engine="preadv") as reader:
+            fill(store, 100, batch=10)
+            gone = sorted(set(range(20)) - set(living(store)))
+            assert gone
+            with pytest.raises(StoreError, match=r"were evicted by the process that writes to it; open it again"):
+                reader.read(gone)
+            assert list(reader.verify()) == [(20, [])]
+            kept = sorted(set(range(20)) - set(gone))
+            check(reader.read(kept), kept)
+        store.delete(living(store))
+        fill(store, 20)
+        with Store(base, readonly=True, engine="preadv") as reader:
+            store.delete(living(store))  # nobody is left in the catalogue
+            fill(store, 20)
+            store.delete(living(store))
+            assert list(reader.verify()) == [(20, [])]
+
+
+def test_damage_is_told_from_eviction(base: Path) -> None:
+    with Store(base, schema=FIXED, capacity=20, engine="preadv") as store:
+        fill(store, 20)
+        with Store(base, readonly=True, engine="preadv") as reader:
+            fill(store, 10)
+            bad = living(store)[0]
+            with (base / "extents.dat").open("r+b") as file:
+                file.seek(int(store.offsets[store.handles_of([bad])[0]]))
+                file.write(b"\xff\x00\xff\x00")
+            assert list(reader.verify()) == [(20, [bad])]
+            with pytest.raises(StoreError, match=rf"samples \[{bad}\] .* do not match their checksums"):
+                reader.read([bad])

@@ -286,20 +286,23 @@ def test_the_queue_is_bounded_by_the_spare_rows(tmp_path: Path, swap: str) -> No
         assert memory.stats()["swapped"] == stats["ordered"]
 
 
-def test_small_stores_keep_what_is_in_ram_though_swaps_hold_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("slots", "capacity", "most"), [(10, 12, 12), (12, "8KiB", 16)], ids=["samples", "bytes"])
+def test_small_stores_keep_what_is_in_ram_though_swaps_hold_the_rest(
+    tmp_path: Path, slots: int, capacity: Any, most: int
+) -> None:
     """Samples on their way in hold all that could be evicted: those that wait for storage must not be left out."""
     with Memory(
-        10, storage=tmp_path, storage_capacity=12, engine="preadv", swap="thread", select=Ring(), write_batch=2,
-        queue=8, gate=Random(1.0), throttle="10MB/s,40ms",
+        slots, storage=tmp_path, storage_capacity=capacity, engine="preadv", swap="thread", select=Ring(),
+        write_batch=2, queue=8, gate=Random(1.0), throttle="10MB/s,40ms",
     ) as memory:  # fmt: skip
-        memory.add(**samples(np.arange(12), [0] * 12))
+        memory.add(**samples(np.arange(most), [0] * most))
         memory.flush()
         for step in range(8):
-            feed(memory, memory.draw(10))
+            feed(memory, memory.draw(slots))
             memory.add(**samples(np.arange(2) + 100 + 2 * step, [0] * 2))
-            memory.feedback(memory.draw(10), torch.zeros(10, 1))
+            memory.feedback(memory.draw(slots), torch.zeros(slots, 1))
             audit(memory)
-            assert memory.stats()["stored_samples"] <= 12
+            assert memory.stats()["stored_samples"] <= most
         memory.flush()
         audit(memory)
         assert (memory._ram is not None) and (memory._ram.handles[memory.slots] >= 0).all()
