@@ -21,7 +21,8 @@ import numpy as np
 from numbered import FIXED, VARIABLE, samples
 
 from carm.memory.errors import CheckpointError
-from carm.memory.store import Store, perform
+from carm.memory.orders import perform
+from carm.memory.store import Store
 
 SCHEMAS = {"fixed": FIXED, "variable": VARIABLE}
 

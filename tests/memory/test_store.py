@@ -20,8 +20,9 @@ from numbered import FIXED, VARIABLE, check, check_index, samples
 from patterns import descriptors
 
 from carm.memory.errors import CheckpointError, SchemaError, StoreError, StoreFull
+from carm.memory.orders import perform
 from carm.memory.record import Field, Schema
-from carm.memory.store import Store, perform
+from carm.memory.store import Store
 
 ROOM = 512  # bytes that a sample of FIXED takes
 

@@ -28,8 +28,9 @@ from numbered import FIXED, LARGE, VARIABLE, check, check_index, samples
 from carm.memory.aio import DEPTH
 from carm.memory.catalogue import ENTRY, Catalogue
 from carm.memory.errors import CorruptRecord, StoreError, StoreFull, StoreLocked
+from carm.memory.orders import WriteOrder, perform
 from carm.memory.record import Field, Schema
-from carm.memory.store import Store, WriteOrder, perform
+from carm.memory.store import Store
 
 HERE = os.path.dirname(__file__)
 both = pytest.mark.parametrize("schema", [FIXED, VARIABLE], ids=["fixed", "variable"])

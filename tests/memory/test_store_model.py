@@ -18,8 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from numbered import FIXED, VARIABLE, check, check_index, samples
 
 from carm.memory.errors import CheckpointError, CorruptRecord, StoreFull
+from carm.memory.orders import perform
 from carm.memory.record import Schema
-from carm.memory.store import Store, perform
+from carm.memory.store import Store
 
 MOST = 1500  # bytes of the largest field where sizes vary
 

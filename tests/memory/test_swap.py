@@ -21,11 +21,12 @@ from carm.memory.aio import DEPTH, AioEngine
 from carm.memory.batch import Batch
 from carm.memory.gate import Entropy, Gate, Random
 from carm.memory.memory import Memory
+from carm.memory.orders import ReadDone, ReadOrder
 from carm.memory.ram import RamTier
 from carm.memory.record import Schema
 from carm.memory.select import Ring
 from carm.memory.store import Store
-from carm.memory.swap import WORKERS, Plan, ReadDone, ReadOrder
+from carm.memory.swap import WORKERS, Plan
 from carm.memory.throttle import Throttle
 
 CLASSES = 4

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carm.memory.gate import AutoRatio
+from carm.memory.orders import ReadDone, ReadOrder
 from carm.memory.ram import RamTier
 from carm.memory.stats import Stats
 from carm.memory.store import Store
-from carm.memory.swap import ReadDone, ReadOrder
 
 Ints = NDArray[np.int64]
 

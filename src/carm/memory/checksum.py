@@ -61,3 +61,19 @@ def checksum(data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[
             h = (h * MULTIPLIER + int(np.einsum("i,i->", piece, c[: len(piece)]))) & _MASK
         out[i] = h
     return out
+
+
+def verified(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    sums: NDArray[np.uint64],
+    ok: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """`ok`, less the records whose bytes do not match their checksums."""
+    if ok.all():
+        return np.asarray(checksum(data, starts, sizes) == sums)
+    good = np.flatnonzero(ok)
+    out = np.zeros(len(ok), bool)
+    out[good] = checksum(data, starts[good], sizes[good]) == sums[good]
+    return out

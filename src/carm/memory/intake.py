@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from carm.memory.carousel import Carousel
 from carm.memory.errors import StoreFull
+from carm.memory.orders import CompactOrder, WriteDone, WriteOrder
 from carm.memory.ram import RamTier
 from carm.memory.record import Records
 from carm.memory.stats import Stats
-from carm.memory.store import Store, WriteOrder
-from carm.memory.swap import CompactOrder, WriteDone
+from carm.memory.store import Store
 
 Ints = NDArray[np.int64]
 

@@ -34,13 +34,14 @@ from carm.memory.intake import Intake
 from carm.memory.interrupt import uninterrupted
 from carm.memory.judge import Judge
 from carm.memory.keep import Keeper, choose_balanced, load_stored
+from carm.memory.orders import Compacted, Failure, Order, ReadDone, Report, WriteDone
 from carm.memory.ram import RamReader, RamTier, slot_numbers
 from carm.memory.record import Records, Schema
 from carm.memory.select import Arrays, Reservoir, Selection
 from carm.memory.sizing import make_ram
 from carm.memory.stats import Stats
 from carm.memory.store import Store
-from carm.memory.swap import WORKERS, Compacted, Failure, Order, Plan, ReadDone, Report, Worker, WriteDone
+from carm.memory.swap import WORKERS, Plan, Worker
 from carm.memory.tensors import to_tensors
 from carm.memory.throttle import Throttle
 from carm.memory.units import format_bytes, parse_bytes, parse_count, parse_seed

@@ -17,7 +17,6 @@ import os
 import uuid
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,12 @@ from carm.memory import catalogue, evict, extentfile
 from carm.memory import directory as directories
 from carm.memory.aio import Engine, check_engine, open_engine
 from carm.memory.catalogue import ENTRY, Catalogue, Contents, Entries, Mark
-from carm.memory.checksum import checksum
+from carm.memory.checksum import checksum, verified
 from carm.memory.errors import CheckpointError, CorruptRecord, SchemaError, StoreError, StoreFull, warn
 from carm.memory.extentfile import ExtentFile
 from carm.memory.extents import UNIT, FixedExtents, VariableExtents, padded, padded_each
 from carm.memory.index import ClassSets, grown
+from carm.memory.orders import WriteOrder, compact, perform
 from carm.memory.record import Bytes, Records, Schema
 from carm.memory.units import format_bytes, parse_bytes, parse_count
 
@@ -43,39 +43,6 @@ _NO_ENTRIES: Entries = np.zeros(0, ENTRY)
 _NOTHING = Contents(_NO_ENTRIES, _NO_ENTRIES, _NONE, 0, 0, 0, (), 0)
 _RETAIN = 0.25  # of the capacity: what may be kept beyond it for the way back to checkpoints
 _LEAST_FILE = 8192  # bytes of a new extent file: enough for an engine to try how it may be read
-
-
-@dataclass(slots=True)
-class WriteOrder:
-    """Append these records; in the same commit some samples die. `before` die in a commit of their own, first: their
-    extents are needed for the new records."""
-
-    seq: int
-    records: Records
-    births: Entries
-    deaths: Ints
-    before: Ints = field(default_factory=lambda: _NONE)
-    afresh: bool = False  # whether an earlier commit may be there that nobody knows of, and must be taken back first
-    final: bool = True  # whether the dead are gone for good: no checkpoint is kept that would need them
-    limit: int | None = None  # of the extent file's size
-    victims: list[int] = field(default_factory=list)  # handles of those of `deaths` that are in the index
-    doomed: Entries = field(default_factory=lambda: _NO_ENTRIES)  # entries of the rest of `deaths`
-    indices: Ints = field(default_factory=lambda: _NONE)  # which of the planned records are written
-    left_out: int = 0  # how many are not
-
-    @property
-    def floor(self) -> int | None:
-        """The commit before which there is no way back, because something dies for good."""
-        return self.seq + 1 if self.final and len(self.deaths) else None
-
-
-def perform(order: WriteOrder, file: ExtentFile, catalogue: Catalogue) -> None:
-    """Carry out a write order. Doing it again after a crash half-way changes nothing."""
-    if len(order.before) or order.afresh:
-        catalogue.commit(order.seq, _NO_ENTRIES, order.before, floor=order.seq if len(order.before) else None)
-    records = order.records
-    file.write(records.data, records.starts, records.sizes, order.births["offset"], order.limit)
-    catalogue.commit(order.seq + 1, order.births, order.deaths, floor=order.floor)
 
 
 class Store:
@@ -823,28 +790,6 @@ class Store:
         catalogue.rollback(state["seq"], state["next_id"])
         self._adopt(catalogue.load(), self._file_length() or 0)
         self.next_id = state["next_id"]
-
-
-def compact(catalogue: Catalogue, floor: int) -> None:
-    """Merge the catalogue's rows up to a commit. That is housekeeping: where there is no room for it, it waits."""
-    try:
-        catalogue.compact(floor)
-    except OSError as error:
-        if error.errno not in extentfile.FULL:
-            raise
-        log.warning("the catalogue cannot be made smaller now: %s", error)
-
-
-def verified(
-    data: Bytes, starts: Ints, sizes: Ints, sums: NDArray[np.uint64], ok: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """`ok`, less the records whose bytes do not match their checksums."""
-    if ok.all():
-        return np.asarray(checksum(data, starts, sizes) == sums)
-    good = np.flatnonzero(ok)
-    out = np.zeros(len(ok), bool)
-    out[good] = checksum(data, starts[good], sizes[good]) == sums[good]
-    return out
 
 
 def _is_full(error: BaseException) -> bool:

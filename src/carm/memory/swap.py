@@ -38,63 +38,29 @@ from numpy.typing import NDArray
 from carm.memory import extentfile
 from carm.memory.aio import DEPTH, Engine, open_engine
 from carm.memory.catalogue import Catalogue
-from carm.memory.checksum import checksum_rows
+from carm.memory.checksum import checksum_rows, verified
 from carm.memory.extentfile import ExtentFile
 from carm.memory.interrupt import uninterrupted
+from carm.memory.orders import (
+    Compacted,
+    CompactOrder,
+    Failure,
+    Order,
+    ReadDone,
+    ReadOrder,
+    Report,
+    WriteDone,
+    WriteOrder,
+    compact,
+    perform,
+)
 from carm.memory.ram import Layout, scatter
 from carm.memory.record import Bytes
 from carm.memory.shared import SharedBlock
-from carm.memory.store import WriteOrder, compact, perform, verified
 from carm.memory.throttle import Throttle
 
 log = logging.getLogger("carm")
 Ints = NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class ReadOrder:
-    """Read these extents into these free blocks of the RAM tier."""
-
-    ticket: int
-    offsets: Ints
-    sizes: Ints | None  # None: all records have one size, that of a block
-    sums: NDArray[np.uint64]
-    blocks: Ints
-
-
-@dataclass(slots=True)
-class CompactOrder:
-    """Merge the catalogue's rows up to this commit."""
-
-    floor: int
-
-
-@dataclass(slots=True, eq=False)
-class ReadDone:
-    ticket: int
-    ok: NDArray[np.bool_]
-
-
-@dataclass(slots=True, eq=False)
-class WriteDone:
-    seq: int
-    error: tuple[int, str] | None  # of a device that is full; anything else is a Failure
-
-
-@dataclass(slots=True, eq=False)
-class Compacted:
-    floor: int
-
-
-@dataclass(slots=True, eq=False)
-class Failure:
-    """The worker met an error that it cannot handle; it stops."""
-
-    traceback: str
-
-
-Order = ReadOrder | WriteOrder | CompactOrder
-Report = ReadDone | WriteDone | Compacted | Failure
 
 
 @dataclass(frozen=True)
