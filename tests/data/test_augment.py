@@ -527,6 +527,14 @@ def test_floating_point_is_taken_as_normalised():
     assert torch.equal(recipe.test(x.float()), x.float())
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16])
+def test_other_floating_point_becomes_what_nets_compute_in(kind):
+    x = torch.rand(4, 6, dtype=kind)
+    recipe = augment.recipe("plain")
+    for done in (recipe.test(x), recipe.train(x, gen())):
+        assert done.dtype == torch.float32 and torch.equal(done, x.float())
+
+
 @pytest.mark.parametrize("form", [torch.as_tensor, list, np.asarray], ids=["tensor", "list", "array"])
 def test_perturbed_copies_leave_the_numbers_of_a_transform_alone(form):
     """Colours are changed between 0 and 1; what a transform has normalised lies elsewhere."""

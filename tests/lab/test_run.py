@@ -335,6 +335,22 @@ def test_a_stream_of_pairs(out: Path) -> None:
     assert metrics["final"]["ti"]["accuracy"] > 85
 
 
+@pytest.mark.parametrize("shape", [(3,), (3, 20), (5,)])
+def test_readings_of_sensors_as_numpy_makes_them(shape: tuple[int, ...], out: Path) -> None:
+    """Three channels are not always colours, and numpy's numbers are of double precision."""
+    rng = np.random.default_rng(0)
+
+    def readings(labels: tuple[int, ...]) -> Any:
+        y = np.repeat(labels, 30)
+        return rng.normal(0, 0.1, (len(y), *shape)) + y.reshape(-1, *(1 for _ in shape)), y
+
+    stream = stream_of([readings((0, 2)), readings((1, 3))], test=readings((0, 1, 2, 3)))
+    assert stream[0].x.dtype == np.float64  # type: ignore[union-attr]
+    for method in ("icarl", "rm"):
+        config = tiny(method, net="mlp", width=0, passes=10, lr=0.1, test_per_class=0, cutmix=0.0)
+        assert run(config, out / method, stream=stream)["final"]["ti"]["accuracy"] > 85
+
+
 def test_a_finished_run_is_returned_or_refused(out: Path) -> None:
     first = run(tiny(), out / "r")
     before = {p.name: p.stat().st_mtime_ns for p in (out / "r").iterdir() if p.name != "lock"}
@@ -513,6 +529,17 @@ def test_photographs_of_one_size_are_moved_and_mirrored(name: str, out: Path) ->
         assert torch.equal(samples.test(pixels), transforms.test(pixels))
         found, same = (one.train(pixels, torch.Generator().manual_seed(0)) for one in (samples, transforms))
         assert torch.equal(found, same)
+
+
+def test_training_images_none_of_which_can_be_decoded(out: Path) -> None:
+    for kind in "ab":
+        (out / "photos" / kind).mkdir(parents=True)
+        for number in range(3):
+            (out / "photos" / kind / f"{number}.jpg").write_bytes(b"this is no picture")
+    config = tiny("er", **{**PHOTOS, "size": 12, "root": str(out / "photos")})
+    with pytest.raises(ValueError, match="folder: none of its 4 training samples can be decoded"):
+        run(config, out / "r")
+    assert not (out / "r" / "config.json").exists()
 
 
 def test_test_images_none_of_which_can_be_decoded(out: Path) -> None:

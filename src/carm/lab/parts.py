@@ -42,7 +42,8 @@ def make_recipe(config: Config, source: Source) -> Recipe:
     elif encoded:
         found = photographs(*IMAGENET)
     else:
-        found = recipe("cifar-10") if source.shape is not None and source.shape[0] == 3 else recipe("plain")
+        colour = source.shape is not None and len(source.shape) == 3 and source.shape[0] == 3
+        found = recipe("cifar-10" if colour else "plain")  # three readings of a sensor are no colours
     if encoded and config.size:
         found = crop_flip(found.mean, found.std)  # they all have one size, and need no other
     if config.augment == "none":
@@ -55,9 +56,11 @@ def make_recipe(config: Config, source: Source) -> Recipe:
 def net_maker(config: Config, method: Method, source: Source, samples: Recipe) -> MakeNet:
     """Nets as the configuration describes them; the number chooses the weights."""
     parts = (source.train.fetch([index]) for index in range(len(source.train)))
-    part = stored_fields(next(part for part in parts if len(part)))  # the first that can be decoded
+    first = next((part for part in parts if len(part)), None)  # the first that can be decoded
+    if first is None:
+        raise ValueError(f"{source.name}: none of its {len(source.train)} training samples can be decoded")
     decoder = source.train.decoder if isinstance(source.train, EncodedSplit) else None
-    shape = tuple(Views(samples, decoder=decoder).test(part["x"]).shape[1:])
+    shape = tuple(Views(samples, decoder=decoder).test(stored_fields(first)["x"]).shape[1:])
     options: dict[str, Any] = {"width": config.width} if config.width else {}
     head = config.head or method.head
 

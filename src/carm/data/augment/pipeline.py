@@ -104,7 +104,7 @@ class Recipe:
     def _finish(self, x: Images) -> Tensor:
         whole = batch(x)
         if whole.is_floating_point():
-            return whole
+            return whole.to(torch.float32)  # nets compute in it; numpy makes float64 unless told otherwise
         if whole.dtype != torch.uint8:
             raise ValueError(f"x: {whole.dtype}; must be uint8 images, or floating point that is normalised already")
         return normalize(whole, self.mean, self.std)
