@@ -121,6 +121,10 @@ def test_of_many_differences_a_label_has_what_it_takes() -> None:
         f"Original, order={o}, em={n}" for o in ("natural", "shuffled") for n in (100, 200)
     ]
     assert groups[0].differing.keys() == {*online, "em"}  # the rest is told in the tables
+    varied = ("gate", "random"), ("storage", 500), ("throttle", "20MB/s,1ms"), ("passes", 2), ("swap", "process")
+    groups = group([metrics(swap="async"), *(metrics(**{"swap": "async", name: value}) for name, value in varied)])
+    found = {g.label for g in groups}
+    assert found == {"CarM-100", *(f"CarM-100, {name}={value}" for name, value in varied)}
 
 
 def test_what_has_no_effect_makes_no_group() -> None:

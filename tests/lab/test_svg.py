@@ -35,6 +35,7 @@ def chart(*series: svg.Line, **options: object) -> str:
 PICTURES = {
     "lines": chart(line("a < b"), line("CarM-100", spread=[1.0] * 5)),
     "many lines": chart(*(line(f"line number {i}") for i in range(20))),
+    "long names": chart(*(line(f"CarM-{i}, " + "em=40, gate=entropy, " * (i % 3)) for i in range(9)), width=360),
     "one point": chart(line(n=1)),
     "long": chart(line(n=100)),
     "bars": svg.bars(

@@ -173,18 +173,19 @@ def tick_labels(marks: Sequence[float]) -> list[str]:
 class Legend:
     """Entries in rows: how many rows there are, and where each entry goes."""
 
-    places: list[tuple[float, int]]  # x, row
+    places: list[tuple[float, int, list[str]]]  # x, row, and the name in lines, each a row below the one before
     rows: int
 
 
 def legend(names: Sequence[str], *, width: float, mark: float = 24) -> Legend:
-    """Entries of `mark` and a name, side by side as far as there is room."""
-    places: list[tuple[float, int]] = []
-    x, row = 0.0, 0
+    """Entries of `mark` and a name, side by side as far as there is room; a name that is too long takes more rows."""
+    places: list[tuple[float, int, list[str]]] = []
+    x, row, last = 0.0, 0, 0
     for name in names:
-        needed = mark + 4 + text_width(name, SMALL) + 12
-        if x and x + needed - 12 > width:
-            x, row = 0.0, row + 1
-        places.append((x, row))
-        x += needed
-    return Legend(places, row + 1 if places else 0)
+        lines = wrapped(name, SMALL, width - mark - 4) or [""]
+        needed = mark + 4 + max(text_width(line, SMALL) for line in lines) + 12
+        if x and (x + needed - 12 > width or len(lines) > 1 or last > row):
+            x, row = 0.0, last + 1
+        places.append((x, row, lines))
+        x, last = x + needed, row + len(lines) - 1
+    return Legend(places, last + 1 if places else 0)

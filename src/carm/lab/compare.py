@@ -297,7 +297,7 @@ def group(runs: Sequence[Metrics]) -> list[Group]:
                 method=config["method"],
                 setting=_setting(config),
                 differing={name: told[name] for name in differing if name in told},
-                apart={name: told[name] for name in _needed(rivals) if name in told},
+                apart=_apart(told, _needed(rivals)),
                 config=_defaults() | members[key][0]["config"],
                 runs=sorted(members[key], key=lambda run: run["config"].get("seed", 0)),
             )
@@ -389,6 +389,15 @@ def _needed(configs: Sequence[dict[str, Any]]) -> list[str]:
             if known_by(fewer) == every:
                 names = fewer
     return names
+
+
+def _apart(config: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Where many are needed, those go without saying that are as they always are."""
+    found = {name: config[name] for name in names if name in config}
+    if len(names) <= _MANY:
+        return found
+    usual = _defaults()
+    return {name: value for name, value in found.items() if name not in usual or value != usual[name]}
 
 
 def _setting(config: dict[str, Any]) -> str:

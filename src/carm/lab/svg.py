@@ -86,8 +86,8 @@ class _Frame:
         y += 4
         if names:
             placed = legend([name for name, _ in names], width=canvas.width - 8, mark=12 if boxes else 24)
-            for (name, style), (x, row) in zip(names, placed.places, strict=True):
-                self._key(4 + x, y + row * _ROW + 8, name, style, boxes=boxes)
+            for (_, style), (x, row, lines) in zip(names, placed.places, strict=True):
+                self._key(4 + x, y + row * _ROW + 8, lines, style, boxes=boxes)
             y += placed.rows * _ROW + 4
         if y_label:
             canvas.text(4, y + 10, y_label, fill=palette.muted)
@@ -114,7 +114,7 @@ class _Frame:
         share = (value - self.low) / (self.high - self.low)
         return self.bottom - min(max(share, 0.0), 1.0) * (self.bottom - self.top)
 
-    def _key(self, x: float, y: float, name: str, style: int, *, boxes: bool) -> None:
+    def _key(self, x: float, y: float, lines: Sequence[str], style: int, *, boxes: bool) -> None:
         canvas, colour = self.canvas, _colour(self.canvas.palette, style)
         if boxes:
             canvas.rect(x, y - 6, 12, 12, colour)
@@ -122,7 +122,8 @@ class _Frame:
             dash = f' stroke-dasharray="{_dash(style)}"' if _dash(style) else ""
             canvas.add(f'<path d="M{number(x)} {number(y)}h24" stroke="{colour}" stroke-width="2"{dash}/>')
             _mark(canvas, x + 12, y, style)
-        canvas.text(x + (16 if boxes else 28), y + 4, name)
+        for i, text in enumerate(lines):
+            canvas.text(x + (16 if boxes else 28), y + 4 + i * _ROW, text)
 
 
 def lines(
