@@ -91,11 +91,14 @@ def test_a_mistake_does_not_block_the_directory(tmp_path: Path, capsys: pytest.C
         (["run", "er", "--storage", "3"], "storage=3 is less than em="),
         (["run", "--resume", "nowhere"], "nowhere is no directory of a run"),
         (["run", "nowhere.py:Mine"], "there is no file nowhere.py"),
+        (["run", "er", "--device", "abacus"], "device='abacus' cannot be used"),
+        (["run", "er", "--device", "cuda:99"], "device='cuda:99' cannot be used"),
     ],
 )
 def test_mistakes_get_a_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*words) == 2
     assert message in capsys.readouterr().err
+    assert not list(Path().glob("runs/*/config.json")), "nothing was begun"
 
 
 def test_resume_takes_no_other_settings(capsys: pytest.CaptureFixture[str]) -> None:

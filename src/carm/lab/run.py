@@ -67,6 +67,7 @@ class Run:
         samples: Recipe | None = None,
     ) -> None:
         self.config, self.out, self.every = config, out, every
+        check_device(config.device)
         self.watch = watch if watch is not None else Watch()
         self.stream = stream if stream is not None else make_stream(config)
         source = self.stream.source
@@ -395,6 +396,16 @@ def _board(out: Path) -> Iterator[Any]:
         yield board
     finally:
         board.close()
+
+
+def check_device(name: str) -> None:
+    """Complain about a device that torch cannot compute on here."""
+    try:
+        torch.zeros(1, device=name).add_(1)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # as torch has it, for each kind of device
+        here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device={name!r} cannot be used ({reason}); there is: {', '.join(here)}") from error
 
 
 def _test_indices(source: Source, per_class: int) -> np.ndarray[Any, np.dtype[np.int64]]:
