@@ -175,6 +175,13 @@ def test_methods_are_found_however_they_are_spelled(given: str, name: str) -> No
     assert methods.find(given).name == name
 
 
+def test_data_sets_are_one_however_they_are_spelled() -> None:
+    """Or runs of one data set would be compared as if they were of two."""
+    assert Config(data="CIFAR100") == Config(data="cifar_100") == Config(data="cifar-100")
+    assert Config(data="CIFAR100").key == Config(data="cifar-100").key
+    assert Config(data="My Sensors").data == "My Sensors"  # a stream of your own
+
+
 def test_an_unknown_method_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"no method 'icarll'\. Did you mean 'icarl'"):
         Config(method="icarll")

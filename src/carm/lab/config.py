@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from carm import methods, nets
+from carm.data import registry
 from carm.methods.training import SCHEDULES, Schedule, Training
 
 Swap = Literal["none", "async", "sync", "thread", "process"]
@@ -91,6 +93,9 @@ class Config:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", methods.canonical(self.method))
+        if isinstance(self.data, str):
+            with contextlib.suppress(ValueError):  # another name may be that of a stream of your own
+                object.__setattr__(self, "data", registry.canonical(self.data))
         for name, kind in field_types().items():
             value = getattr(self, name)
             if not methods.fits(value, kind):
