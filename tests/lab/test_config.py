@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,21 @@ def test_a_loss_within_tasks_needs_tasks_of_their_own_classes() -> None:
     Config(method="tiny-er", blurry=0.1, options={"masked": False})
     Config(method="tiny-er", blurry=0.0)
     Config(method="er", blurry=0.1)
+
+
+def test_a_file_is_an_ordinary_module_and_is_read_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    head = "from __future__ import annotations\nfrom dataclasses import dataclass\nprint('read')\n"
+    file.write_text(f"{head}{OWN}\n@dataclass\nclass Settings:\n    weight: float = 1.0\n")
+    config = Config(method=f"{file}:Mine").replace(lr=0.3)
+    assert methods.find(config.method) is methods.find(config.method)
+    assert capsys.readouterr().out == "read\n"
+    file.write_text(file.read_text().replace('"mine"', '"changed"'))
+    os.utime(file, ns=(1, 1))
+    assert methods.find(config.method).name == "changed"
+    (tmp_path / "mine.txt").write_text(OWN)
+    with pytest.raises(ValueError, match="no Python file"):
+        Config(method=f"{tmp_path}/mine.txt:Mine")
 
 
 def test_a_method_in_a_file(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.util
+import sys
 import types
 import typing
 from difflib import get_close_matches
@@ -67,14 +70,27 @@ def _from_file(file: str, cls: str) -> type[Method]:
     path = Path(file)
     if not path.is_file():
         raise ValueError(f"method={file}:{cls}: there is no file {file}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = getattr(module, cls, None)
+    found = getattr(_module(path.resolve(), path.stat().st_mtime_ns), cls, None)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ValueError(f"method={file}:{cls}: {file} has no class {cls} that derives from carm.methods.Method")
     return found
+
+
+@functools.cache
+def _module(path: Path, changed: int) -> types.ModuleType:
+    """A file as a module, carried out once for each time it was `changed`. Python has to find it by its name: a
+    dataclass looks up its annotations there."""
+    name = f"carm_method_{hashlib.sha256(f'{path}:{changed}'.encode()).hexdigest()[:8]}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"method={path}: this is no Python file; its name must end in .py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def make(name: str, **options: Any) -> Method:
