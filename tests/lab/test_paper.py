@@ -331,6 +331,28 @@ def test_the_headline_of_speed_has_more_repetitions() -> None:
     assert wanted.runs(2) == 2 * (5 + 3 + 3 + 3) + 4 * 2 + 6 * 2
 
 
+def test_speed_at_full_scale_has_both_subsets_of_the_paper() -> None:
+    from carm.lab.paper import speed
+
+    wanted = speed.plan_of(FULL)
+    assert {case.block for case in wanted.cases} == set(numbers.SPEED) == {"cifar", "imagenet"}
+    for case in wanted.cases:
+        full = config(case.block, case.config.method, "Original")
+        assert (full.net, full.em, full.batch, full.tasks) == tuple(
+            getattr(case.config, name) for name in ("net", "em", "batch", "tasks")
+        )
+
+
+def test_the_time_of_speed_is_estimated_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    from carm.lab.paper import speed
+
+    wanted = speed.plan_of(Plan("laptop", methods=("er",)))
+    monkeypatch.setattr(Estimator, "step", lambda self, config, batch: 1.0)
+    slow = wanted.seconds(Estimator(threads=1))
+    monkeypatch.setattr(Estimator, "step", lambda self, config, batch: 0.5)
+    assert wanted.runs() < wanted.seconds(Estimator(threads=1)) < slow
+
+
 def test_speed_also_has_the_papers_nets() -> None:
     from carm.lab.paper import speed
 

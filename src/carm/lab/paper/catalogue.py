@@ -37,7 +37,7 @@ def show_list(plan: Plan, console: Console, *, root: str = "", seeds: int | None
         if name == "speed":
             measured = plan_of(plan)
             names, runs, new = sorted({c.data for c in measured.configs}), measured.runs(seeds), measured.runs(seeds)
-            seconds = measured.seconds(seeds)
+            seconds = measured.seconds(Estimator(threads=1), seeds)  # one run after another, each with one thread
         else:
             wanted = {job.key: job for job in planned[name]}
             fresh = [job for key, job in wanted.items() if key not in seen]

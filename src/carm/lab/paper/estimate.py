@@ -56,10 +56,10 @@ def steps(config: Config) -> tuple[float, int]:
 
 
 class Estimator:
-    """Times every distinct (net, input, batch) once."""
+    """Times every distinct (net, input, batch) once. `threads` of each run; 0: the cores, divided among `jobs`."""
 
-    def __init__(self, *, jobs: int = 1) -> None:
-        self.threads = max(1, (os.cpu_count() or 1) // jobs)
+    def __init__(self, *, jobs: int = 1, threads: int = 0) -> None:
+        self.threads = threads or max(1, (os.cpu_count() or 1) // jobs)
         self._seconds: dict[tuple[Any, ...], float] = {}
 
     def seconds(self, config: Config) -> float:

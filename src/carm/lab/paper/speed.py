@@ -8,7 +8,8 @@ for its swaps: the figure without anything to hide behind. Two runs that differ 
 apart, so the figure that matters most, CarM-100 in the background on warm storage, gets three times the repetitions.
 
 What a swap costs does not depend on the net, so the small CNN of scale `laptop`, whose steps take 7 to 50 ms, shows the
-most that it can come to. A second block has that one figure with the nets, batches and gates of the paper.
+most that it can come to. A second block has that one figure with the nets, batches and gates of the paper. Scale
+`full` has the paper's settings but for the passes, of which two tell what a swap costs as well as 250.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from carm.lab.config import Config
 from carm.lab.files import plain, write_json
 from carm.lab.paper.cases import SWAPS, Plan
+from carm.lab.paper.estimate import Estimator
 from carm.lab.paper.experiments import EXPERIMENTS
 from carm.lab.paper.noise import Claim, Part, Verdict
 from carm.lab.paper.numbers import METHODS, SPEED
@@ -75,7 +77,6 @@ class Measured:
     block: str
     config: Config
     conditions: tuple[tuple[str, str], ...]
-    seconds: float  # that a run takes, roughly
 
     def rounds(self, count: int, more: bool) -> Iterator[Round]:
         """Cores, storage, the number of the repetition, and the sides that are measured."""
@@ -108,8 +109,8 @@ class Measurement:
     def runs(self, repetitions: int | None = None) -> int:
         return sum(self._runs(case, repetitions) for case in self.cases)
 
-    def seconds(self, repetitions: int | None = None) -> float:
-        return sum(case.seconds * self._runs(case, repetitions) for case in self.cases)
+    def seconds(self, estimator: Estimator, repetitions: int | None = None) -> float:
+        return sum(estimator.seconds(case.config) * self._runs(case, repetitions) for case in self.cases)
 
 
 def _sides(cores: str, storage: str) -> tuple[tuple[str, str], ...]:
@@ -118,7 +119,7 @@ def _sides(cores: str, storage: str) -> tuple[tuple[str, str], ...]:
 
 
 def plan_of(plan: Plan) -> Measurement:
-    default = {"full": ("cifar",), "laptop": ("cifar",), "smoke": ("digits",)}[plan.scale]
+    default = {"full": ("cifar", "imagenet"), "laptop": ("cifar",), "smoke": ("digits",)}[plan.scale]
     smoke, laptop = plan.scale == "smoke", plan.scale == "laptop"
     storages = ("warm", "slow") if smoke else ("warm", "cold", "slow")
     conditions = (*(("free core", storage) for storage in storages), ("one core", "warm"))
@@ -129,11 +130,11 @@ def plan_of(plan: Plan) -> Measurement:
             short = {} if plan.scale == "full" else _SHORT[config.data]
             passes = min(config.passes, _PASSES.get(method, 2) if laptop else 2)
             config = config.replace(passes=passes, threads=1, **short)
-            cases.append(Measured(block, config, conditions, 3.0))
+            cases.append(Measured(block, config, conditions))
         if laptop and block == "cifar":
             for method in plan.some(METHODS):
                 config = preset(method, data[method], "full").replace(device=plan.device, threads=1, test_per_class=1)
-                cases.append(Measured(_NETS, config.replace(**_NETS_SHORT[method]), (_HEADLINE,), 25.0))
+                cases.append(Measured(_NETS, config.replace(**_NETS_SHORT[method]), (_HEADLINE,)))
     return Measurement(tuple(cases), 1 if smoke else 3, more=not smoke)
 
 
