@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,17 @@ def test_levels_and_heads_that_fit() -> None:
         Config(method=method, level="task")
     with pytest.raises(ValueError, match=r"head='growing': der\+\+ needs a fixed head"):
         Config(method="der++", head="growing")
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_settings_that_would_be_ignored_are_refused(method: str) -> None:
+    for name in ("cutmix", "old_batch"):
+        if name in methods.find(method).ignores:
+            with pytest.raises(ValueError, match=f"{name}=1: {re.escape(method)} has no use for it"):
+                Config(method=method, **{name: 1})  # type: ignore[arg-type]
+        else:
+            Config(method=method, **{name: 1})  # type: ignore[arg-type]
+    assert ("cutmix" in methods.find(method).ignores) == (method not in ("gdumb", "rm"))
 
 
 def test_a_loss_within_tasks_needs_tasks_of_their_own_classes() -> None:

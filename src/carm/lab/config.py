@@ -107,6 +107,9 @@ class Config:
         method = methods.make(self.method, **self.options)  # complains about what is wrong in them
         if self.level and self.level not in method.levels:
             raise ValueError(f"level={self.level!r}: {self.method} works at the level {', '.join(method.levels)} only")
+        for name in method.ignores:
+            if getattr(self, name):
+                raise ValueError(f"{name}={getattr(self, name)}: {self.method} has no use for it; leave it at 0")
         if self.head == "growing" and method.head == "fixed":
             raise ValueError(f"head='growing': {self.method} needs a fixed head")
         if self.blurry and getattr(method, "masked", False):

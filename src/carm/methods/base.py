@@ -48,13 +48,15 @@ class Method:
 
     Options are keyword arguments of `__init__`, with annotations and defaults: the command line is made from them.
     `level` says when the memory takes samples in: after every task, or after every mini-batch; `levels`, which of the
-    two the method can do.
+    two the method can do. `ignores` names the settings of training that mean nothing to it, so that a configuration
+    which has them is refused.
     """
 
     name: ClassVar[str] = ""
     head: ClassVar[Literal["growing", "fixed"]] = "growing"
     level: Level = "task"
     levels: ClassVar[tuple[Level, ...]] = ("task", "batch")
+    ignores: ClassVar[tuple[str, ...]] = ("cutmix",)
     net: Net
     optimizer: torch.optim.SGD
 

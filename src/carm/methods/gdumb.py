@@ -22,6 +22,7 @@ from carm.methods.base import Method
 class GDumb(Method):
     name = "gdumb"
     levels = ("task",)
+    ignores = ("old_batch",)
     stored = False  # whether the memory has taken in the present task
 
     def selection(self) -> Selection:
