@@ -104,8 +104,12 @@ def test_what_the_experiments_vary() -> None:
     assert {c.setting for c in cases("swap-ratio")} == {"Original", "CarM-20", "CarM-50", "CarM-80", "CarM-100"}
     assert {c.config.storage for c in cases("storage-size") if c.method == "er"} == {0, 3000, 4000, 10000, 20000}
     assert all(c.config.tasks == 50 and c.config.data == "cifar-100" for c in cases("tasks-50"))
+    for case in cases("tasks-50"):
+        own = config("cifar", case.method, case.setting)
+        assert case.config == own.replace(data="cifar-100", tasks=50), case.method
     assert all(c.config.augment == "strong" and c.config.cutmix == 0.5 for c in cases("rm-da"))
     assert all(c.cores == 1 and c.memory for c in cases("device"))
+    assert not any(c.memory for c in cases("device", Plan("full", device="cuda")))  # it would not start
     assert {c.config.throttle for c in cases("device") if c.setting != "Original"} == {"20MB/s,1ms"}
 
 
