@@ -618,6 +618,47 @@ def test_a_net_stream_and_transform_of_ones_own(method: str, out: Path) -> None:
     assert metrics["final"]["ci"]["accuracy"] > 50
 
 
+class StopAfter(Watch):
+    """Ctrl-C after so many passes."""
+
+    seconds = float("inf")
+
+    def __init__(self, passes: int) -> None:
+        super().__init__()
+        self.left = passes
+
+    def __call__(self, moment: Moment) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", ["er", "icarl", "gdumb"])
+def test_dropout_and_transforms_that_draw_from_the_global_generator(method: str, out: Path) -> None:
+    """They repeat and resume like everything else, and a run leaves the generator as it was."""
+
+    def make_net(number: int) -> nets.Net:
+        torch.manual_seed(number)  # as users do it
+        layers = torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Dropout()
+        return nets.wrap(torch.nn.Sequential(*layers), 32, seed=number)
+
+    def noisy(images: Any) -> torch.Tensor:
+        return images.float() / 255 + 0.1 * torch.randn(images.shape)
+
+    config = tiny(method, width=0, net="mlp", cutmix=0.0)
+    own: dict[str, Any] = {"make_net": make_net, "samples": Recipe(augment=(noisy,))}
+    before = torch.get_rng_state()
+    whole = run(config, out / "whole", **own)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
+    assert lasting(run(config, out / "again", **own)) == lasting(whole)
+    for passes in (5, 2):
+        with pytest.raises(KeyboardInterrupt):
+            run(config, out / "r", resume=True, watch=StopAfter(passes), **own)
+    torch.rand(1)
+    assert lasting(run(config, out / "r", resume=True, **own)) == lasting(whole)
+
+
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 LEARNING: dict[str, dict[str, Any]] = {

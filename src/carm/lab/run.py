@@ -86,7 +86,7 @@ class Run:
 
     def __call__(self, *, resume: bool = False) -> dict[str, Any]:
         keep_freed_memory()
-        with torch_threads(self.config.threads or (1 if self.flat else 0)):
+        with torch_threads(self.config.threads or (1 if self.flat else 0)), _own_chance(self.config):
             return self._carry_out(resume)
 
     @property
@@ -279,6 +279,7 @@ class Run:
             "composition": self.composition,
             "spent": list(spent),
             "skipped": self._skipped(),
+            "chance": _chance(self.config.device),
         }
         # torch works in C++ and makes an error of a KeyboardInterrupt that meets it in one of the file's methods
         with uninterrupted(), atomic(self.out / "checkpoint.pt") as file:
@@ -316,6 +317,7 @@ class Run:
         self.bundles, self.composition = state["bundles"], state["composition"]
         self._before = state.get("skipped", {})
         self._spent = (state["spent"][0], state["spent"][1]) if self.position.begun else (0.0, 0.0)
+        _set_chance(self.config.device, state.get("chance", {}))  # last: to build a net may draw, or seed, too
 
 
 class StoreLost(Exception):
@@ -381,6 +383,37 @@ def _locked(out: Path) -> Iterator[None]:
         except OSError:
             raise ValueError(f"{out} is in use by another process") from None
         yield
+
+
+@contextlib.contextmanager
+def _own_chance(config: Config) -> Iterator[None]:
+    """Torch's global generators, seeded for the run and afterwards as they were before.
+
+    Nothing in this package draws from them. Dropout in a net of the user's own does, and so do torchvision's
+    transforms: with this, such runs repeat and resume like the others.
+    """
+    before = _chance(config.device)
+    torch.default_generator.manual_seed(config.seed)
+    if "cuda" in before:
+        with torch.cuda.device(config.device):
+            torch.cuda.manual_seed(config.seed)
+    try:
+        yield
+    finally:
+        _set_chance(config.device, before)
+
+
+def _chance(device: str) -> dict[str, torch.Tensor]:
+    """The state of torch's global generators that a run on this device draws from."""
+    state = {"cpu": torch.get_rng_state()}
+    return state | {"cuda": torch.cuda.get_rng_state(device)} if device.startswith("cuda") else state
+
+
+def _set_chance(device: str, state: dict[str, torch.Tensor]) -> None:
+    if "cpu" in state:
+        torch.set_rng_state(state["cpu"])
+    if "cuda" in state and device.startswith("cuda"):
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ class PerSample:
     """Makes a batch transform of one for single images, such as those of torchvision: `PerSample(RandomPerspective())`.
 
     The function is given one image (c, h, w) at a time, a uint8 tensor, and returns a tensor. Transforms of that kind
-    draw from generators of their own, usually torch's global one: seed it if the run is to be repeatable.
+    draw from generators of their own, usually torch's global one: a run seeds that, in loops of your own you have to.
     """
 
     function: Callable[[Tensor], Tensor]
