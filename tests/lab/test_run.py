@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from carm import methods, nets
-from carm.data import ArraySplit, Source, split_by_class, stream_of
+from carm.data import ArraySplit, Decoder, Source, split_by_class, stream_of
 from carm.data.augment import IMAGENET, Recipe, crop_flip, photographs
 from carm.lab import Config, run
 from carm.lab.parts import make_recipe, make_stream
@@ -494,6 +494,24 @@ def test_photographs_of_all_sizes_and_broken_ones(size: int, out: Path, caplog: 
     assert metrics["matrix"]["ci"][-1] != []
 
 
+@pytest.mark.parametrize("size", [12, 0])
+def test_test_images_are_decoded_once(size: int, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photo_folder(out / "photos")
+    config = tiny("er", **{**PHOTOS, "size": size, "root": str(out / "photos"), "em": 4, "swap": "none"})
+    own = {} if size else {"samples": photographs((0.5,) * 3, (0.2,) * 3, size=10)}
+    test = {path.read_bytes() for path in (out / "photos" / "test").rglob("*.jpg")}
+    decoded: list[bytes] = []
+    decode = Decoder.__call__
+
+    def counted(self: Decoder, blob: bytes) -> Any:
+        decoded.extend([blob] if blob in test else [])
+        return decode(self, blob)
+
+    monkeypatch.setattr(Decoder, "__call__", counted)
+    run(config, out / "r", **own)
+    assert len(decoded) == 6 + 12  # of two classes after the first task, of four after the second
+
+
 def test_photographs_without_augmentation(out: Path) -> None:
     """They must be brought to one size all the same."""
     photo_folder(out / "photos")
@@ -616,6 +634,20 @@ def test_a_net_stream_and_transform_of_ones_own(method: str, out: Path) -> None:
     assert set(built) == ({0, 1} if method == "gdumb" else {0})
     assert metrics["final"]["ti"]["accuracy"] > 85
     assert metrics["final"]["ci"]["accuracy"] > 50
+
+
+def test_a_net_of_ones_own_gets_torchs_threads(out: Path) -> None:
+    """The configuration then names a net that is not used, by default a small one for which one thread is best."""
+    found: list[int] = []
+
+    def make_net(number: int) -> nets.Net:
+        found.append(torch.get_num_threads())
+        return nets.build("mlp", in_shape=(1, 8, 8), seed=number)
+
+    torch.set_num_threads(2)
+    run(tiny(net="mlp", width=0), out / "own", make_net=make_net)
+    run(tiny(net="mlp", width=0, threads=1), out / "told", make_net=make_net)
+    assert found == [2, 1]
 
 
 class StopAfter(Watch):

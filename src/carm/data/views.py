@@ -20,8 +20,8 @@ from carm.data.decode import Decoder
 class Views:
     """Turns a field of samples into a batch for the net.
 
-    `x` is a tensor or array of samples, or a list of encoded images (bytes, or uint8 vectors as the memory returns
-    them).
+    `x` is a tensor or array of samples, or a list of images: encoded (bytes, or uint8 vectors as the memory returns
+    them), or decoded already (arrays of three dimensions).
     """
 
     def __init__(
@@ -79,6 +79,8 @@ class Views:
         """Arrays or tensors of samples as one tensor; encoded images as a list of images, or one tensor if they fit."""
         if not isinstance(x, list):
             return torch.as_tensor(x)
+        if x and isinstance(x[0], np.ndarray) and x[0].ndim == 3:
+            return x
         images = self.decoder.many([one if isinstance(one, bytes) else bytes(one.numpy()) for one in x])
         return torch.from_numpy(np.stack(images)) if self.decoder.shape is not None else images
 

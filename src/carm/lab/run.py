@@ -35,7 +35,7 @@ from carm.lab.parts import make_memory, make_recipe, make_stream, net_maker
 from carm.lab.watch import Moment, Series, Watch
 from carm.memory.errors import CheckpointError, StoreError
 from carm.memory.interrupt import uninterrupted
-from carm.methods.base import MakeNet, stored_fields
+from carm.methods.base import MakeNet
 from carm.nets.allocator import keep_freed_memory
 from carm.nets.threads import torch_threads
 
@@ -74,6 +74,7 @@ class Run:
         self.samples = samples if samples is not None else make_recipe(config, source)
         self.method = methods.make(config.method, **config.options)
         self.make_net = make_net or net_maker(config, self.method, source, self.samples)
+        self.flat = make_net is None and config.net.startswith("mlp")  # so small that a second thread gets in the way
         self.test = _test_indices(source, config.test_per_class)
         self.history = History()
         self.series = Series()
@@ -88,11 +89,6 @@ class Run:
         keep_freed_memory()
         with torch_threads(self.config.threads or (1 if self.flat else 0)), _own_chance(self.config):
             return self._carry_out(resume)
-
-    @property
-    def flat(self) -> bool:
-        """Whether the net is so small that a second thread would only get in the way."""
-        return self.config.net.startswith("mlp")
 
     def _carry_out(self, resume: bool) -> dict[str, Any]:
         config, source = self.config, self.stream.source
@@ -215,7 +211,7 @@ class Run:
             part = source.test.fetch(wanted[at : at + 256])
             if not len(part):  # none of them can be decoded
                 continue
-            scores = method.scores(stored_fields(part)["x"])
+            scores = method.scores(part.x)  # as fetched: what was decoded on the way need not be decoded again
             counts.add(scores, torch.from_numpy(part.y), own_classes(part.y, tasks, seen))
         self.history.add(counts, tasks, seen)
 

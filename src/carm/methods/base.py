@@ -262,7 +262,8 @@ class Method:
 
     @torch.no_grad()
     def scores(self, x: Any) -> Tensor:
-        """For every class seen a number; the largest is the prediction. `x` as the memory has it."""
+        """For every class seen a number; the largest is the prediction. `x` as the memory has it, or
+        decoded."""
         return self.outputs(self.views.test(x))
 
     def outputs(self, x: Tensor) -> Tensor:
