@@ -64,6 +64,7 @@ def numbered(n: int, begin: int = 0) -> dict[str, Any]:
         ({"slots": 5, "throttle": "0MB/s"}, "throttle"),
         ({"slots": 5, "storage": "here", "engine": "warp", "schema": FIXED}, "engine='warp'"),
         ({"slots": 5, "storage": "here", "engine": "warp"}, "engine='warp'"),
+        ({"slots": 5, "engine": "warp"}, "engine='warp'"),
         ({"slots": 5, "select": Herding}, r"must be a Selection; did you mean Herding\(\)"),
         ({"slots": 5, "select": "ring"}, "select='ring': must be a Selection"),
         ({"slots": 5, "gate": Random}, r"must be a Gate; did you mean Random\(\)"),

@@ -810,7 +810,6 @@ def test_a_memory_that_is_collected_in_its_own_worker_does_not_wait_for_itself(
         time.sleep(0.01)
 
 
-@pytest.mark.xfail(reason="its store is collected with it, and lets go of the directory at once")
 def test_a_memory_that_is_collected_in_its_own_worker_writes_everything(tmp_path: Path) -> None:
     _collected_in_its_worker(tmp_path)
     until = time.monotonic() + 10

@@ -112,6 +112,8 @@ def test_no_samples_say_nothing_about_the_schema(base: Path) -> None:
     with Store(base) as store:
         assert store.append({"x": np.zeros((0, 4), np.float32), "y": []}).tolist() == []
         assert store.schema is None and store.next_id == 0
+        with pytest.raises(SchemaError, match="'x'"):
+            store.append({"x": 5, "y": 3})
         assert fill(store, 3) == [0, 1, 2]
     with Store(base) as store:
         check(store.read(range(3)), range(3))
@@ -810,3 +812,17 @@ def test_damage_is_told_from_eviction(base: Path) -> None:
             assert list(reader.verify()) == [(20, [bad])]
             with pytest.raises(StoreError, match=rf"samples \[{bad}\] .* do not match their checksums"):
                 reader.read([bad])
+
+
+def test_ids_that_were_given_again_are_no_damage(base: Path) -> None:
+    with Store(base, schema=FIXED, engine="preadv") as store:
+        fill(store, 10)
+        state = store.checkpoint()
+        store.append(samples(range(10, 20), FIXED))
+        with Store(base, readonly=True, engine="preadv") as reader:
+            store.restore(state)
+            store.append(samples(range(100, 110), FIXED))
+            assert living(store) == list(range(20))
+            assert list(reader.verify()) == [(20, [])]
+            with pytest.raises(StoreError, match="evicted by the process that writes to it; open it again"):
+                reader.read([15])

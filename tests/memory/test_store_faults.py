@@ -285,7 +285,6 @@ def test_an_interrupt_while_writing(base: Path, monkeypatch: pytest.MonkeyPatch)
         check_all(store)
 
 
-@pytest.mark.xfail(reason="the order stays open, and the store takes no more")
 @pytest.mark.parametrize("step", ["plan", "confirm"])
 def test_ctrl_c_between_the_steps_of_an_append(base: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a write is planned and not begun, or done and not confirmed."""

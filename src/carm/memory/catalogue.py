@@ -147,8 +147,8 @@ class Catalogue:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._errors("written"):
-            self.db.execute("BEGIN IMMEDIATE")
             try:
+                self.db.execute("BEGIN IMMEDIATE")
                 yield
                 self.db.execute("COMMIT")
             except BaseException as error:

@@ -24,7 +24,9 @@ def on_cpu(state: Any) -> Any:
         return state.cpu()
     if isinstance(state, Mapping):
         return {name: on_cpu(value) for name, value in state.items()}
-    return type(state)(map(on_cpu, state)) if isinstance(state, (list, tuple)) else state
+    if isinstance(state, list):
+        return [on_cpu(value) for value in state]
+    return tuple(on_cpu(value) for value in state) if isinstance(state, tuple) else state
 
 
 def store_state(store: Store) -> dict[str, Any]:

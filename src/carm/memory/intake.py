@@ -128,8 +128,8 @@ class Intake:
         most, room, swaps = self.store.max_samples, self.store.max_bytes, self._carousel.outstanding
         if not swaps:
             return False
-        if most is not None:
-            return len(self.ram) + swaps > most
+        if most is not None and len(self.ram) + swaps > most:
+            return True
         each = self.store.live_bytes // max(self.store.count, 1)
         return room is not None and (len(self.ram) + swaps) * each > room - room // 8
 

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from carm.memory import checkpoint, samples
+from carm.memory.aio import check_engine
 from carm.memory.batch import Batch, UnknownFields
 from carm.memory.bundle import mixed_pass, paired_pass
 from carm.memory.carousel import Carousel
@@ -106,6 +107,7 @@ class Memory:
             if given is not None and not isinstance(given, kind):
                 hint = f"; did you mean {given.__name__}()?" if isinstance(given, type) else ""
                 raise ValueError(f"{name}={given!r}: must be a {kind.__name__}{hint}")
+        check_engine(engine)
         if storage is None and storage_capacity is not None:
             raise ValueError(f"storage_capacity={storage_capacity!r} needs storage: name a directory")
         if isinstance(storage_capacity, int) and self._slots is not None and storage_capacity < self._slots:
@@ -148,6 +150,7 @@ class Memory:
         try:
             if storage is not None:
                 self.store = Store(storage, schema=schema, capacity=storage_capacity, engine=engine)
+                self.store.owned = True
                 self.store.rng = np.random.default_rng(sequence[-1])
                 self._known = self.store.schema
             if self._known is not None and self._known.label != self.label:

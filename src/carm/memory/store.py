@@ -32,6 +32,7 @@ from carm.memory.errors import CheckpointError, CorruptRecord, SchemaError, Stor
 from carm.memory.extentfile import ExtentFile
 from carm.memory.extents import UNIT, FixedExtents, VariableExtents, padded, padded_each
 from carm.memory.index import ClassSets, grown
+from carm.memory.interrupt import uninterrupted
 from carm.memory.orders import WriteOrder, compact, perform
 from carm.memory.record import Bytes, Records, Schema
 from carm.memory.units import format_bytes, parse_bytes, parse_count
@@ -51,6 +52,9 @@ class Store:
     capacity: number of samples (int), bytes of the extent file (str such as "2GiB"), or None for no limit but the
     device's.
     """
+
+    owned = False
+    """Whether a Memory has it, which closes it when everything that waits has been written."""
 
     def __init__(
         self,
@@ -239,7 +243,7 @@ class Store:
         if self._pid != os.getpid():
             return
         try:
-            if self._ready and not self.readonly:
+            if self._ready and not self.readonly and not self._open_order:
                 self.settle()
         except (OSError, StoreError) as error:
             log.warning(
@@ -256,11 +260,12 @@ class Store:
         """Commit deaths that wait for a commit, take back what a failed order may have said, and merge the catalogue's
         rows if more than half of it is dead."""
         catalogue = self._changeable()
-        if len(self._doomed) or self._first_deaths or self._in_doubt:
-            self._commit_deaths([])
-        if self.wants_compaction:
-            compact(catalogue, self.floor)
-            self.buried = 0
+        with uninterrupted():
+            if len(self._doomed) or self._first_deaths or self._in_doubt:
+                self._commit_deaths([])
+            if self.wants_compaction:
+                compact(catalogue, self.floor)
+                self.buried = 0
 
     @property
     def wants_compaction(self) -> bool:
@@ -273,8 +278,9 @@ class Store:
         self.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close()
+        if not self.owned:  # else the garbage collector may come here first, and the worker still needs the lock
+            with contextlib.suppress(Exception):
+                self.close()
 
     def _usable(self) -> Catalogue:
         if self._pid != os.getpid():
@@ -350,8 +356,9 @@ class Store:
         try:
             data, starts, ok = self.engine.read(self.offsets[handles], sizes)
         except BaseException:  # Ctrl-C, say: what is still being read is waited for, and the next read begins anew
-            self.engine.close()
-            self._engine = None
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                engine.close()
             raise
         return data, starts, verified(data, starts, sizes, self.sums[handles], ok)
 
@@ -402,13 +409,15 @@ class Store:
                 yield len(handles), self.ids[bad].tolist()
 
     def _unchanged(self, handles: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Which samples the catalogue has where the index has them: while we look, another process may evict some."""
+        """Which samples the catalogue has as the index has them: while we look, another process may evict some, or go
+        back to a checkpoint and give their ids to others."""
         now = self._usable().load().entries
         now = now[np.argsort(now["id"], kind="stable")]
         if not len(now):
             return np.zeros(len(handles), bool)
         found = now[np.minimum(np.searchsorted(now["id"], self.ids[handles]), len(now) - 1)]
-        return np.asarray((found["id"] == self.ids[handles]) & (found["offset"] == self.offsets[handles]))
+        same = (found["id"] == self.ids[handles]) & (found["offset"] == self.offsets[handles])
+        return np.asarray(same & (found["checksum"] == self.sums[handles]))
 
     # -- planning ----------------------------------------------------------------------------------------------------
 
@@ -663,27 +672,27 @@ class Store:
         room."""
         catalogue = self._changeable()
         if self.schema is None:
-            if not any(len(value) for value in samples.values()):
+            if _are_none(samples):
                 return _NONE  # nothing can be learnt from these about others
             self.create(Schema.infer(samples))
         assert self.schema is not None and self.file is not None
         records = self.schema.pack(samples)
         ids = self.take_ids(len(records))
-        while len(records):
-            order = self.plan(records, ids)
-            try:
-                perform(order, self.file, catalogue)
-            except BaseException as error:
-                self.fail(order)
-                if not _is_full(error):
-                    raise
-                self.full()
-                continue
-            self.confirm(order)
-            break
         stored = np.full(len(ids), -1, np.int64)
-        if len(records):
-            stored[order.indices] = ids[order.indices]
+        with uninterrupted():
+            while len(records):
+                order = self.plan(records, ids)
+                try:
+                    perform(order, self.file, catalogue)
+                except BaseException as error:
+                    self.fail(order)
+                    if not _is_full(error):
+                        raise
+                    self.full()
+                    continue
+                self.confirm(order)
+                stored[order.indices] = ids[order.indices]
+                break
         return stored
 
     def take_ids(self, n: int) -> Ints:
@@ -701,10 +710,11 @@ class Store:
         if held:
             raise ValueError(f"sample {int(self.ids[held[0]])} is in RAM now and cannot be deleted")
         if chosen:
-            for handle in chosen:
-                self.sets.hold(handle)
-            self._commit_deaths(chosen)
-            self.evicted -= len(chosen)
+            with uninterrupted():
+                for handle in chosen:
+                    self.sets.hold(handle)
+                self._commit_deaths(chosen)
+                self.evicted -= len(chosen)
 
     def _commit_deaths(self, handles: list[int]) -> None:
         """Let these (held) samples die, and those that wait for the next commit."""
@@ -749,13 +759,14 @@ class Store:
         catalogue = self._changeable()
         if self.schema is None:
             raise StoreError(f"the store in {self.directory} is empty: there is nothing to come back to")
-        self.settle()
-        marks = self._marks
-        if not marks or marks[-1][0] != self.seq:
-            marks = [*marks, (self.seq, uuid.uuid4().hex)]
-        if self._grave:
-            marks = marks[-2:]
-        self._set_marks(catalogue, marks)
+        with uninterrupted():
+            self.settle()
+            marks = self._marks
+            if not marks or marks[-1][0] != self.seq:
+                marks = [*marks, (self.seq, uuid.uuid4().hex)]
+            if self._grave:
+                marks = marks[-2:]
+            self._set_marks(catalogue, marks)
         seq, token = marks[-1]
         return {"uuid": self.uuid, "seq": seq, "token": token, "next_id": self.next_id}
 
@@ -787,9 +798,17 @@ class Store:
                 "been evicted for good, or it has gone back to an earlier one. It can go back to "
                 f"{[seq for seq, _ in self._marks] or 'none'}"
             )
-        catalogue.rollback(state["seq"], state["next_id"])
-        self._adopt(catalogue.load(), self._file_length() or 0)
-        self.next_id = state["next_id"]
+        with uninterrupted():
+            catalogue.rollback(state["seq"], state["next_id"])
+            self._adopt(catalogue.load(), self._file_length() or 0)
+            self.next_id = state["next_id"]
+
+
+def _are_none(samples: Mapping[str, Any]) -> bool:
+    try:
+        return not any(len(value) for value in samples.values())
+    except TypeError:  # one that has no rows: the schema has words for it
+        return False
 
 
 def _is_full(error: BaseException) -> bool:
