@@ -75,7 +75,7 @@ def _paper(arguments: argparse.Namespace) -> int:
     try:
         failed = _perform(experiments.NAMES if name == "all" else (name,), plan, arguments)
     except KeyboardInterrupt as stopped:
-        console(stderr=True).print(f"carm: {stopped}" if str(stopped) else "carm: interrupted")
+        console(stderr=True).print(f"carm: {stopped}" if str(stopped) else "carm: interrupted", soft_wrap=True)
         return INTERRUPTED
     return DAMAGED if failed else OK
 
