@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -425,6 +426,19 @@ def test_a_folder_called_memory_that_is_not_ours_is_left_alone(out: Path) -> Non
     with pytest.raises(ValueError, match="belongs to no run"):
         run(tiny(), out / "r")
     assert (out / "r" / "memory" / "photo.jpg").read_bytes() == b"dear to me"
+
+
+def test_checkpoints_are_no_part_of_the_time_of_training(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = torch.save
+
+    def slow(state: Any, file: Any) -> None:
+        time.sleep(0.3)
+        save(state, file)
+
+    monkeypatch.setattr("torch.save", slow)
+    begun = time.perf_counter()
+    metrics = run(tiny(tasks=2), out / "r")
+    assert time.perf_counter() - begun > 1.8 and metrics["seconds"] < 1.2  # six checkpoints
 
 
 def test_checkpoints_no_more_often_than_asked(out: Path) -> None:

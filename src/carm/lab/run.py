@@ -130,7 +130,7 @@ class Run:
                     method.begin(task)
                     position.begun = True
                     if len(method.memory) and passes > 1:
-                        self._save(begun, cpu)  # the memory may have taken the task in
+                        begun, cpu = self._save(begun, cpu)  # the memory may have taken the task in
                 while position.passes < passes:
                     loss = self._pass(position.passes)
                     method.end_pass(position.passes)
@@ -140,7 +140,7 @@ class Run:
                         board.add_scalar("loss", loss, step)
                         board.add_scalar("swapped", method.memory.stats()["swapped"], step)
                     if position.passes < passes:
-                        self._save(begun, cpu)
+                        begun, cpu = self._save(begun, cpu)
                 method.end()
                 spent, spent_cpu = self._spent
                 self.bundles.append(
@@ -258,10 +258,13 @@ class Run:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def _save(self, begun: float, cpu: float) -> None:
+    def _save(self, begun: float, cpu: float) -> tuple[float, float]:
+        """Write a checkpoint, if it is time. `begun` and `cpu` are when training began; returned as if there had been
+        no checkpoint, because it is no part of training, and larger without a store than with one."""
         if time.monotonic() - self._saved < self.every:
-            return
-        spent = (self._spent[0] + time.perf_counter() - begun, self._spent[1] + time.process_time() - cpu)
+            return begun, cpu
+        now, now_cpu = time.perf_counter(), time.process_time()
+        spent = (self._spent[0] + now - begun, self._spent[1] + now_cpu - cpu)
         state = {
             "version": VERSION,
             "key": self.config.key,
@@ -281,6 +284,7 @@ class Run:
         with uninterrupted(), atomic(self.out / "checkpoint.pt") as file:
             torch.save(state, file)
         self._saved = time.monotonic()
+        return begun + time.perf_counter() - now, cpu + time.process_time() - now_cpu
 
     def _checkpoint(self) -> dict[str, Any] | None:
         path = self.out / "checkpoint.pt"
