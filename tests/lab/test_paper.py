@@ -18,6 +18,7 @@ from carm.lab.paper import numbers
 from carm.lab.paper.cases import BLOCKS, SWAPS, Case, Plan, metric
 from carm.lab.paper.estimate import SHAPES, Estimator, steps
 from carm.lab.paper.experiments import EXPERIMENTS, FEATURES, NAMES
+from carm.lab.paper.figures import figures
 from carm.lab.paper.groups import Group
 from carm.lab.paper.layout import sheets
 from carm.lab.paper.noise import Claim, difference, more, near
@@ -283,6 +284,13 @@ def test_forgetting_is_not_called_top_5() -> None:
     accuracy, forgetting = sheets({"name": "table1", "groups": [g.as_dict() for g in groups]})
     assert accuracy[1][:4] == ["", "ER (top-5)", "TinyER (task-incremental)", "RM"]
     assert forgetting[1] == ["", "ER", "TinyER (task-incremental)", "RM"]
+
+
+def test_a_figure_says_which_accuracy_it_shows() -> None:
+    groups = [group("er", "Original", [60.0]), group("tiny-er", "Original", [97.0], metric="ti")]
+    ((_, title, picture),) = figures({"name": "table1", "groups": [g.as_dict() for g in groups]})
+    assert "accuracy, percent; TinyER: task-incremental" in picture
+    assert title == "Accuracy of seven methods, without and with swapping (mnist)"
 
 
 @pytest.mark.parametrize("width", [40, 80, 400])

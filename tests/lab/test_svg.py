@@ -120,6 +120,17 @@ def test_the_band_is_one_spread_to_either_side() -> None:
     assert points[2][1] - points[1][1] == pytest.approx(2 * (points[3][1] - points[0][1]), abs=0.2)
 
 
+def test_points_that_stand_alone_and_names_when_pointed_at() -> None:
+    one = svg.Line(name="x", x=[0, 1, 2], y=[1.0, 2.0, 9.0], spread=[0.5] * 3, style=0, alone=[2])
+    root = parse(chart(one, x_names=["0", "0.5", "auto"]))
+    path = next(e.attrib["d"] for e in root.iter(f"{NS}path") if e.attrib.get("stroke-width") == "1.8")
+    assert path.count("L") == 1  # no line to what is no number
+    (band,) = root.iter(f"{NS}polygon")
+    assert len(band.attrib["points"].split()) == 4
+    tips = [t.text or "" for e in root.iter(f"{NS}circle") for t in e.iter(f"{NS}title")]
+    assert [tip.partition(":")[0] for tip in tips] == ["x, task 0", "x, task 0.5", "x, task auto"]
+
+
 def test_points_that_are_missing_are_left_out() -> None:
     root = parse(chart(svg.Line(name="x", x=[1, 2, 3], y=[1.0, None, 3.0], spread=[None, None, 1.0], style=0)))
     assert len([e for e in root.iter(f"{NS}circle") if e.find(f"{NS}title") is not None]) == 2

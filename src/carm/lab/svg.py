@@ -11,7 +11,7 @@ ground and fonts; with PAGE it belongs into a page that sets the colours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -52,6 +52,7 @@ class Line:
     y: Sequence[float | None]
     spread: Sequence[float | None] = ()
     style: int | None = None  # colour, dash and mark; None: by its place in the chart
+    alone: Collection[float] = ()  # x of points that no line leads to, because x is no number there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +178,9 @@ def lines(
         _x_numbers(frame, low, high, pad, whole=x_whole)
     for one, style in zip(series, styles, strict=True):
         _band(frame, one, style, at)
+    told = dict(zip(known, x_names, strict=True)) if x_names else {x: f"{x:g}" for x in known}
     for one, style in zip(series, styles, strict=True):
-        _line(frame, one, style, at, x_label)
+        _line(frame, one, style, at, {x: f"{x_label} {name}" for x, name in told.items()})
     return canvas.render()
 
 
@@ -309,7 +311,7 @@ def _band(frame: _Frame, one: Line, style: int, at: _Place) -> None:
     edge = [
         (at(x), frame.y(y + s), frame.y(y - s))
         for i, (x, y) in enumerate(zip(one.x, one.y, strict=True))
-        if y is not None and (s := _at(one.spread, i)) is not None
+        if y is not None and (s := _at(one.spread, i)) is not None and x not in one.alone
     ]
     if len(edge) < 2:
         return
@@ -318,16 +320,21 @@ def _band(frame: _Frame, one: Line, style: int, at: _Place) -> None:
     frame.canvas.add(f'<polygon points="{path}" fill="{_colour(frame.canvas.palette, style)}" fill-opacity="0.14"/>')
 
 
-def _line(frame: _Frame, one: Line, style: int, at: _Place, x_label: str) -> None:
+def _line(frame: _Frame, one: Line, style: int, at: _Place, names: Mapping[float, str]) -> None:
     canvas, colour = frame.canvas, _colour(frame.canvas.palette, style)
     there = [(x, y, _at(one.spread, i)) for i, (x, y) in enumerate(zip(one.x, one.y, strict=True)) if y is not None]
-    path = "L".join(f"{number(at(x))} {number(frame.y(y))}" for x, y, _ in there)
+    path = "L".join(f"{number(at(x))} {number(frame.y(y))}" for x, y, _ in there if x not in one.alone)
     dash = f' stroke-dasharray="{_dash(style)}"' if _dash(style) else ""
-    canvas.add(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"{dash}/>')
+    if path:
+        joined = f'stroke-width="1.8" stroke-linejoin="round"{dash}'
+        canvas.add(f'<path d="M{path}" fill="none" stroke="{colour}" {joined}/>')
+    for x, y, spread in there:
+        if x in one.alone and spread is not None:
+            canvas.line(at(x), frame.y(y - spread), at(x), frame.y(y + spread), colour)
     every = 1 if len(there) <= _MARKED else math.ceil(len(there) / 8)
     for i, (x, y, spread) in enumerate(there):
         if i % every == every // 2:
-            _mark(canvas, at(x), frame.y(y), style, tip=f"{one.name}, {x_label} {x:g}: {_told(y, spread)}")
+            _mark(canvas, at(x), frame.y(y), style, tip=f"{one.name}, {names[x]}: {_told(y, spread)}")
 
 
 def _mark(canvas: Canvas, x: float, y: float, style: int, *, tip: str = "") -> None:

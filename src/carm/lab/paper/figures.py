@@ -9,14 +9,13 @@ from typing import Any
 
 from carm.lab.paper.experiments import EXPERIMENTS
 from carm.lab.paper.groups import Group
-from carm.lab.paper.layout import capital, mean_curve
+from carm.lab.paper.layout import MEASURES, capital, mean_curve
 from carm.lab.paper.perform import Record, groups_of
 from carm.lab.svg import Bars, Line, bars, lines
 from carm.methods import TITLES
 
 Figure = tuple[str, str, str]
 """A name for its file, what it shows, and the picture."""
-_Y = "accuracy, percent"
 
 
 def figures(one: Record) -> Iterator[Figure]:
@@ -28,7 +27,7 @@ def figures(one: Record) -> Iterator[Figure]:
     groups = groups_of(one)
     for block in dict.fromkeys(g.block for g in groups):
         mine = [g for g in groups if g.block == block]
-        title = EXPERIMENTS[name].title
+        title = mine[0].at if name == "tasks-50" else EXPERIMENTS[name].title.replace(" and forgetting", "")
         stem, title = f"{name}-{block}", f"{capital(title)} ({block})"
         if name == "incremental":
             for method in _methods(mine):
@@ -47,6 +46,17 @@ def figures(one: Record) -> Iterator[Figure]:
             yield stem, title, _bars(mine, title, by="method", series="at")
         elif name in ("table1", "tasks-50", "rm-da", "device"):
             yield stem, title, _bars(mine, title, by="method", series="setting")
+
+
+def _measured(groups: Sequence[Group]) -> str:
+    """What is on the axis: not the same for all methods, as in the paper."""
+    own = {m: next(g.metric for g in groups if g.method == m) for m in _methods(groups)}
+    found = []
+    for metric, words in MEASURES.items():
+        named = [TITLES[m] for m, one in own.items() if one == metric]
+        if words and named:
+            found.append(f"{', '.join(named)}: {words.strip(' ()')}")
+    return "; ".join(["accuracy, percent", *found])
 
 
 def _methods(groups: Sequence[Group]) -> list[str]:
@@ -69,7 +79,9 @@ def _curves(groups: Sequence[Group], block: str) -> str:
         x = [float(t + 1) for t in range(len(columns))]
         series.append(Line(name=g.setting, x=x, y=mean_curve(g), spread=spread))
     title = f"{TITLES[groups[0].method]} ({block})"
-    return lines(series, x_label="tasks", y_label=_Y, title=title, description="accuracy over the classes seen")
+    return lines(
+        series, x_label="tasks", y_label=_measured(groups), title=title, description="accuracy over the classes seen"
+    )
 
 
 def _over(groups: Sequence[Group], title: str, x_label: str, *, by: str) -> str:
@@ -80,9 +92,10 @@ def _over(groups: Sequence[Group], title: str, x_label: str, *, by: str) -> str:
     for name in dict.fromkeys(_name(g, by) for g in groups):
         mine = sorted((g for g in groups if _name(g, by) == name), key=_place)
         x = [float(known.index(_place(g))) for g in mine]
-        series.append(Line(name=name, x=x, y=[g.mean() for g in mine], spread=[g.sd() for g in mine]))
+        alone = [at for at, g in zip(x, mine, strict=True) if g.at == "alpha auto"]
+        series.append(Line(name=name, x=x, y=[g.mean() for g in mine], spread=[g.sd() for g in mine], alone=alone))
     names = [labels[place] for place in known]
-    return lines(series, x_label=x_label, y_label=_Y, title=title, x_names=names, height=320)
+    return lines(series, x_label=x_label, y_label=_measured(groups), title=title, x_names=names, height=320)
 
 
 def _place(group: Group) -> float:
@@ -100,7 +113,7 @@ def _bars(groups: Sequence[Group], title: str, *, by: str, series: str = "") -> 
         mine = {_name(g, by): g for g in groups if not series or _name(g, series) == name}
         values = [mine[c].mean() if c in mine else None for c in categories]
         drawn.append(Bars(name=name, values=values, spread=[mine[c].sd() if c in mine else None for c in categories]))
-    return bars(categories, drawn, y_label=_Y, title=title, width=560, show_legend=bool(series))
+    return bars(categories, drawn, y_label=_measured(groups), title=title, width=560, show_legend=bool(series))
 
 
 def _speed(one: Record) -> Iterator[Figure]:
