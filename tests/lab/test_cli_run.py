@@ -91,6 +91,9 @@ def test_a_mistake_does_not_block_the_directory(tmp_path: Path, capsys: pytest.C
         (["run", "er", "--storage", "3"], "storage=3 is less than em="),
         (["run", "--resume", "nowhere"], "nowhere is no directory of a run"),
         (["run", "nowhere.py:Mine"], "there is no file nowhere.py"),
+        (["run", "er", "--size", "10"], "size=10: digits has arrays of one size"),
+        (["run", "er", "--path", "here"], "path='here': digits has a folder of its own; path is for folder and npz"),
+        (["run", "er", "--every", "-1"], "--every -1.0: must be a number of seconds"),
         (["run", "er", "--device", "abacus"], "device='abacus' cannot be used"),
         (["run", "er", "--device", "cuda:99"], "device='cuda:99' cannot be used"),
     ],
@@ -99,6 +102,22 @@ def test_mistakes_get_a_sentence(words: list[str], message: str, capsys: pytest.
     assert run(*words) == 2
     assert message in capsys.readouterr().err
     assert not list(Path().glob("runs/*/config.json")), "nothing was begun"
+
+
+@pytest.mark.parametrize(("every", "checkpoints"), [("0", 7), ("1000", 1)])
+def test_checkpoints_as_often_as_asked(every: str, checkpoints: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    saved: list[int] = []
+    save = torch.save
+
+    def counted(state: object, file: object) -> None:
+        saved.append(1)
+        save(state, file)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch, "save", counted)
+    assert run("run", "er", *TINY, "--swap", "none", "--tasks", "3", "--every", every) == 0
+    assert len(saved) == checkpoints
 
 
 def test_resume_takes_no_other_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,14 @@ def register(commands: Commands) -> None:
     )
     run.add_argument("--out", metavar="DIR", type=Path, help="where to (default: runs/METHOD-DATA-SETTING-seedN)")
     run.add_argument("--option", metavar="NAME=VALUE", action="append", default=[], help="an option of the method")
+    run.add_argument(
+        "--every",
+        metavar="SECONDS",
+        type=float,
+        default=0.0,
+        help="let so many seconds pass between checkpoints; default: one after every pass, which without a store has "
+        "the whole memory in it",
+    )
     run.add_argument("--show", action="store_true", help="print the configuration and stop")
     run.set_defaults(run=_run, parser=run)
 
@@ -105,6 +113,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from carm.lab.config import WHERE, Config
     from carm.lab.run import run
 
+    if not arguments.every >= 0:
+        raise ValueError(f"--every {arguments.every}: must be a number of seconds, 0 or more")
     if arguments.resume is not None:
         out = arguments.resume
         if not (out / "config.json").is_file():
@@ -127,7 +137,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return OK
     with _terminated(), _watch(config) as watch:
         try:
-            metrics = run(config, out, resume=arguments.resume is not None, watch=watch)
+            metrics = run(config, out, resume=arguments.resume is not None, every=arguments.every, watch=watch)
         except KeyboardInterrupt:
             print(f"carm: stopped; go on with: carm run --resume {out}", file=sys.stderr)
             return INTERRUPTED

@@ -143,6 +143,12 @@ def canonical(name: str) -> str:
     raise ValueError(f"there is no data set {name!r}.{hint} The names are: {', '.join(_ENTRIES)}")
 
 
+def reader_options(name: str) -> tuple[str, ...]:
+    """The options that `load` takes for a data set."""
+    name = canonical(name)
+    return (*_ENTRIES[name].options(), *(("path",) if name in _OWN_PATH else ()))
+
+
 def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) -> Source:
     """The data set called `name`, from the folder `root`, or the one that the environment variable CARM_DATA names.
 
@@ -152,11 +158,10 @@ def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) 
     name = canonical(name)
     entry = _ENTRIES[name]
     path = options.pop("path", None) if name in _OWN_PATH else None
-    defaults = entry.options()
-    wrong = sorted(set(options) - set(defaults))
+    allowed = reader_options(name)
+    wrong = sorted(set(options) - set(allowed))
     if wrong:
-        allowed = ", ".join([*defaults, *(["path"] if name in _OWN_PATH else [])]) or "none"
-        raise ValueError(f"{name} has no option {wrong[0]!r}; its options are: {allowed}")
+        raise ValueError(f"{name} has no option {wrong[0]!r}; its options are: {', '.join(allowed) or 'none'}")
     decoding = {f.name: options.pop(f.name) for f in fields(Decoder) if f.name in options}
     if decoding:
         options["decoder"] = replace(inspect.signature(entry.read).parameters["decoder"].default, **decoding)

@@ -9,6 +9,7 @@ from typing import Any
 from carm import nets
 from carm.data import EncodedSplit, Source, Stream, load, split_by_class
 from carm.data.augment import IMAGENET, Recipe, crop_flip, photographs, random_crop, recipe, recipes
+from carm.data.registry import reader_options
 from carm.data.views import Views, strong
 from carm.lab.config import Config
 from carm.memory.gate import Dynamic, Entropy, Gate, Random
@@ -20,8 +21,14 @@ _GATES: dict[str, type[Gate]] = {"entropy": Entropy, "random": Random, "dynamic"
 
 def make_stream(config: Config) -> Stream:
     """The data set as a stream of tasks."""
-    options: dict[str, Any] = {"path": config.path} if config.path else {}
+    options: dict[str, Any] = {}
+    if config.path:
+        if "path" not in reader_options(config.data):
+            raise ValueError(f"path={config.path!r}: {config.data} has a folder of its own; path is for folder and npz")
+        options["path"] = config.path
     if config.size:
+        if "resize" not in reader_options(config.data):
+            raise ValueError(f"size={config.size}: {config.data} has arrays of one size; size is for image files")
         options |= {"resize": config.size, "crop": config.size}
     source = load(config.data, config.root or None, **options)
     return split_by_class(
