@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from carm.lab.paper import shape, speed
+from carm.lab.paper.experiments import EXPERIMENTS
 from carm.lab.paper.perform import groups_of
 from carm.lab.paper.render import records, render
 
@@ -45,6 +46,11 @@ def test_every_result_says_how_it_was_made() -> None:
         assert one["command"].startswith("carm paper "), path
         assert one["machine"]["cpu"] and one["date"] and one["seeds"] >= 1, path
         assert not one.get("failures"), path
+
+
+def test_the_notes_are_those_of_today() -> None:
+    for path, one in records(ROOT / "results"):
+        assert one["note"] == EXPERIMENTS[one["name"]].note, path
 
 
 def test_the_claims_are_judged_as_the_code_judges_today() -> None:

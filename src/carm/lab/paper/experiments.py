@@ -278,7 +278,12 @@ _ALL = (
         note="Only an otherwise idle machine gives figures that mean something; the load average stands below.",
     ),
     Experiment("distill", "weight of distillation with CarM-50", distill, figure="weight of distillation, alpha"),
-    Experiment("icarl-features", "iCaRL's distillation, herding and nearest mean, with CarM", icarl_features),
+    Experiment(
+        "icarl-features",
+        "iCaRL's distillation, herding and nearest mean, with CarM",
+        icarl_features,
+        note="D: distillation, H: herding, N: nearest mean of the exemplars; P: CarM-50, F: CarM-100.",
+    ),
     Experiment("em-size", "three sizes of the episodic memory", em_size, figure="episodic memory, samples"),
     Experiment("swap-ratio", "share of the rehearsed samples that is swapped", swap_ratio, figure="swapped, percent"),
     Experiment("storage-size", "storage of 1.5 to 10 times the EM (CarM-50)", storage_size, figure="storage / EM"),
