@@ -239,6 +239,19 @@ def test_shape_of_table1() -> None:
     assert find(found, "forgets less") == "does not hold"
 
 
+def test_runs_are_paired_by_their_seeds() -> None:
+    """If a run has failed, the next seed's is not taken for it."""
+    original, full = (group("er", s, [v, v + 30.0, v + 60.0]) for s, v in (("Original", 10.0), ("CarM-100", 20.0)))
+    for curves, second in ((original, 0.0), (full, 5.0)):
+        for run in curves.runs:
+            run["curve"] = [99.0, run["ci"] - second, run["ci"]]
+    del full.runs[1]
+    assert [c.numbers for c in claims("incremental", [original, full])] == ["ER +5.0±0.0"]
+    rivals = [group(m, s, [v, v + 20.0]) for m in ("icarl", "rm") for s, v in (("Original", 10.0), ("CarM-100", 12.0))]
+    found = claims("table1", [original, full, *rivals])[-1]
+    assert "others +6.0, iCaRL +2.0" in found.numbers
+
+
 def test_shape_of_the_other_experiments() -> None:
     low, high = [60.0, 61.0, 62.0], [80.0, 81.0, 82.0]
     same = [group("er", "CarM-50", [80, 81, 82], at) for at in ("random", "entropy", "dynamic")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
+from typing import Any
 
 from carm.lab.paper.groups import Group
 from carm.lab.paper.noise import Claim, Part, Verdict, more, near
@@ -69,16 +70,29 @@ def _settings(table: Table, block: str) -> Iterator[Claim]:
     ]
     yield from Claim.of(f"{block}: CarM-100 forgets less than the Original (points less)", less)
     gains = {
-        name: [x - y for x, y in zip(a.values(), b.values(), strict=False)]
+        name: {
+            seed: x[a.metric] - y[a.metric]
+            for seed, x, y in _by_seed(a, b)
+            if x[a.metric] is not None and y[a.metric] is not None
+        }
         for name, a, b in table.pairs(block, "CarM-100", "Original")
     }
-    icarl = gains.pop("iCaRL", [])
-    if icarl and len(gains) > 1:
-        others = [fmean(some) for some in zip(*gains.values(), strict=False)]  # of each seed
+    icarl = list(gains.pop("iCaRL", {}).values())
+    seeds = set.intersection(*map(set, gains.values())) if gains else set()
+    if icarl and seeds and len(gains) > 1:
+        others = [fmean(one[seed] for one in gains.values()) for seed in sorted(seeds)]
         yield from Claim.of(
             f"{block}: iCaRL, which distils, gains less than the others on average",
             [more(f"others {fmean(others):+.1f}, iCaRL {fmean(icarl):+.1f}, so", others, icarl)],
         )
+
+
+def _by_seed(a: Group, b: Group) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+    """The runs of two groups with the same seed: where one has failed, the next is not taken for it."""
+    others = {run["seed"]: run for run in b.runs}
+    for run in a.runs:
+        if run["seed"] in others:
+            yield run["seed"], run, others[run["seed"]]
 
 
 def _device(table: Table, block: str) -> Iterator[Claim]:
@@ -190,7 +204,7 @@ def _storage(table: Table, block: str) -> Iterator[Claim]:
 def _over_tasks(table: Table, block: str) -> Iterator[Claim]:
     parts = []
     for name, a, b in table.pairs(block, "CarM-100", "Original"):
-        both = list(zip(a.curves(), b.curves(), strict=False))
+        both = [(x["curve"], y["curve"]) for _, x, y in _by_seed(a, b)]
         if both and len(both[0][0]) > 2:
             parts.append(more(name, [c[-1] - o[-1] for c, o in both], [c[1] - o[1] for c, o in both]))
     yield from Claim.of(f"{block}: the gap to the Original grows with the tasks (last - second task)", parts)
