@@ -28,7 +28,9 @@ def one_thread() -> object:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.stem != "plain_loop"], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in EXAMPLES if p.stem not in ("plain_loop", "sensor_stream")], ids=lambda p: p.stem
+)
 def test_example_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out
@@ -40,6 +42,12 @@ def test_the_plain_loop_learns(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")
     found = re.search(r"accuracy on all ten classes: ([\d.]+)", capsys.readouterr().out)
     assert found is not None and float(found[1]) > 0.8
+
+
+def test_the_sensor_stream_is_learned_and_not_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "sensor_stream.py"), run_name="__main__")
+    found = re.search(r"accuracy on each mode: (.*)", capsys.readouterr().out)
+    assert found is not None and all(float(one) > 0.8 for one in found[1].split())
 
 
 def test_the_readme_shows_the_examples() -> None:
