@@ -264,9 +264,13 @@ class Wrong(Selection):
         return np.array(self.answer)
 
 
-@pytest.mark.parametrize("answer", [[0, 0, 1], [0, 1], [0, 1, 2, 3], [0, 1, 99]])
-def test_a_selection_that_answers_nonsense(answer: list[int]) -> None:
-    with Memory(5, select=Wrong(answer)) as memory:
+NONSENSE = [[0, 0, 1], [0, 1], [0, 1, 2, 3], [0, 1, 99], [0, 1, -99], [[0], [1], [2]], [0.0, np.nan, 1.0], None]
+
+
+@pytest.mark.parametrize("answer", NONSENSE)
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_selection_that_answers_nonsense(answer: Any, stored: bool, tmp_path: Path) -> None:
+    with Memory(5, select=Wrong(answer), storage=tmp_path if stored else None, engine="preadv") as memory:
         with pytest.raises(ValueError, match=r"Wrong\.place returned"):
             memory.add(**numbered(3))
         assert len(memory) == 0
@@ -274,6 +278,34 @@ def test_a_selection_that_answers_nonsense(answer: list[int]) -> None:
         memory.add(**numbered(3))
         assert memory.slots.tolist() == [2, 4]
         audit(memory)
+
+
+class Careless(Selection):
+    """Answers with the same array again and again, and writes in the one that it is given."""
+
+    def __init__(self) -> None:
+        self.out = np.full(3, -1)
+
+    def place(self, y: Any, slots: Any, rng: Any, signals: Any, ram_signals: Any) -> Any:
+        y[:] = 77
+        self.out[:] = -1
+        self.out[0] = len(slots) % slots.capacity
+        return self.out
+
+
+def test_a_selection_that_writes_in_its_arrays(tmp_path: Path) -> None:
+    """Labels stay true, and samples in RAM are known to be stored."""
+    with Memory(5, select=Careless(), storage=tmp_path, engine="preadv") as memory:
+        for step in range(5):
+            memory.add(**numbered(3, 3 * step))
+        memory.flush()
+        audit(memory)
+        assert memory._ram is not None and (memory._ram.handles[memory.slots] >= 0).all()
+        assert 77 not in memory.class_counts()
+        assert memory.store is not None
+        live = memory.store.live_handles()
+        labels = memory.store.read(memory.store.ids[live])["y"].tolist()
+        assert labels == [memory.store.sets.label(h) for h in live.tolist()]
 
 
 @pytest.mark.parametrize(("select", "signal"), [(Herding, "features"), (UncertaintySpread, "uncertainty")])

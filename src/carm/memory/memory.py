@@ -525,8 +525,10 @@ class Memory:
             before, came_from = ram.capacity, self._settle()
             came_from = came_from[: ram.capacity]
             ram_signals = {k: v[came_from] if len(v) == before else v for k, v in ram_signals.items()}
-        slots = np.asarray(self.select.place(records.labels, ram, self._rng["select"], signals, ram_signals), np.int64)
-        self._check_places(slots, n)
+        # It gets labels of its own: whatever it does with them, those of the records stay true.
+        slots = self._places(
+            self.select.place(records.labels.copy(), ram, self._rng["select"], signals, ram_signals), n
+        )
         self._see(set(records.labels.tolist()))
         ids = self._take_ids(n)
         keeper.keep(records, slots, ids)
@@ -556,14 +558,20 @@ class Memory:
         self._next_id += n
         return np.arange(self._next_id - n, self._next_id, dtype=np.int64)
 
-    def _check_places(self, slots: Ints, n: int) -> None:
+    def _places(self, answer: Any, n: int) -> Ints:
+        """What the selection answered, in an array of our own: we look at it again when the samples are stored, and the
+        selection may have used its own for the next answer by then."""
         assert self._ram is not None
-        kept = slots[slots >= 0]
-        if len(slots) != n or (len(kept) and kept.max() >= self._ram.table) or len(set(kept.tolist())) < len(kept):
-            raise ValueError(
-                f"{type(self.select).__name__}.place returned {slots.tolist()}: it must give each of the {n} samples a "
-                f"different slot below {self._ram.table}, or -1"
-            )
+        given = np.asarray(answer)
+        if given.dtype.kind in "iu" and given.shape == (n,) and given.min() >= -1 and given.max() < self._ram.table:
+            slots = given.astype(np.int64)
+            kept = slots[slots >= 0]
+            if len(set(kept.tolist())) == len(kept):
+                return slots
+        raise ValueError(
+            f"{type(self.select).__name__}.place returned {given.tolist()}: it must give each of the {n} samples a "
+            f"different slot below {self._ram.table}, or -1"
+        )
 
     def _settle(self) -> Ints:
         """Large records have filled the RAM tier before its slots: count only as many slots as there was room for.
