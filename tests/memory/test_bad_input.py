@@ -147,6 +147,20 @@ def test_as_much_ram_as_storage_has_room_for(tmp_path: Path) -> None:
         assert memory._ram is not None and (memory._ram.handles[memory.slots] >= 0).all()
 
 
+def test_a_store_whose_samples_became_larger_opens_again(tmp_path: Path) -> None:
+    """Where sizes vary, what storage has room for is a guess: what was good enough once is so again."""
+    arguments: dict[str, Any] = {"storage": tmp_path, "storage_capacity": "20kB", "engine": "preadv", "queue": 2}
+    with Memory(10, **arguments) as memory:
+        memory.add([b"small"] * 5, [0] * 5)
+        memory.flush()
+        memory.add([bytes(3000)] * 20, [1] * 20)
+    with Memory(10, **arguments) as memory:
+        assert len(memory) > 0
+        audit(memory)
+        with pytest.raises(ValueError, match="give at least"):
+            memory.resize(50)
+
+
 @pytest.mark.parametrize("schema", [None, FIXED], ids=["unknown", "known"])
 def test_an_engine_that_does_not_work_here(
     tmp_path: Path, schema: Schema | None, monkeypatch: pytest.MonkeyPatch

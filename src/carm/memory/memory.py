@@ -174,7 +174,9 @@ class Memory:
 
     def _begin(self, schema: Schema, mean: float) -> None:
         """It is known how large samples are: make the RAM tier, the store's files, and the worker."""
-        ram = self._make_ram(schema, mean, self._slots, self._ram_bytes)
+        # Where sizes vary, `mean` changes: a store that was good enough for this RAM tier must still open with it.
+        opening = not schema.fixed and self.store is not None and self.store.count > 0
+        ram = self._make_ram(schema, mean, self._slots, self._ram_bytes, opening=opening)
         if self.store is not None and self.store.schema is None:
             self.store.create(schema)
         if self.store is not None:
@@ -203,16 +205,24 @@ class Memory:
             )
             self._start_worker()
 
-    def _make_ram(self, schema: Schema, typical: float, slots: int | None, ram: int | None) -> RamTier:
+    def _make_ram(
+        self, schema: Schema, typical: float, slots: int | None, ram: int | None, *, opening: bool = False
+    ) -> RamTier:
         store = self.store
         tier = make_ram(schema, typical, slots=slots, ram=ram, queue=self._queue, swaps=store is not None)
         if store is not None:
             n, most, room = tier.capacity, store.max_samples, store.max_bytes
-            # (An eighth is kept for what is written before something else is gone.)
-            if (most is not None and n > most) or (room is not None and n * padded(int(typical)) > room - room // 8):
+            if most is not None and n > most:
                 raise ValueError(
-                    f"the RAM tier has {n} slots, and storage_capacity={most or room} is less: storage also keeps "
-                    "what is in RAM, so it must hold at least as much"
+                    f"the RAM tier has {n} slots, and storage_capacity={most} is less: storage also keeps what is in "
+                    "RAM, so it must hold at least as much"
+                )
+            # (An eighth is kept for what is written before something else is gone.)
+            bytes_in_ram = n * padded(int(typical))
+            if room is not None and bytes_in_ram > room - room // 8 and not opening:
+                raise ValueError(
+                    f"the RAM tier has {n} slots, and storage_capacity={room} bytes is too little: storage also keeps "
+                    f"what is in RAM, and some room to write; give at least {-(-bytes_in_ram * 8 // 7)} bytes"
                 )
         return tier
 
