@@ -274,6 +274,9 @@ def test_bundle_of_empty_bytes() -> None:
         ({"x": [b"a", b"b", b"c"]}, r"'x' holds shape \[3, 4, 4\] per sample in memory; got bytes of any length"),
         ({"y": np.zeros((3, 1), np.int64)}, r"'y' holds shape \[\] per sample in memory; got shape \[1\]"),
         ({"z": np.zeros(3)}, "the samples in memory have the fields x, y, logits, and no 'z'"),
+        ({"x": torch.zeros(3, 3, 4, 4)}, "'x' is uint8 in memory; got float32"),
+        ({"logits": np.zeros((3, 4))}, "'logits' is float32 in memory; got float64"),
+        ({"y": np.zeros(3)}, "'y' is int64 in memory; got float64"),
     ],
 )
 def test_bundle_of_samples_that_do_not_go_with_the_old_ones(task: dict[str, Any], message: str) -> None:
@@ -282,6 +285,25 @@ def test_bundle_of_samples_that_do_not_go_with_the_old_ones(task: dict[str, Any]
         with pytest.raises(SchemaError, match=message):
             next(iter(memory.bundle(numbered(3, 100) | task)))
         assert memory.stats()["drawn"] == 0
+
+
+@pytest.mark.parametrize("y", [torch.arange(20, dtype=torch.int32), np.arange(20, dtype=np.uint8), list(range(20))])
+def test_bundle_has_one_type_of_labels(y: Any) -> None:
+    """Also in batches that have no old samples, whose labels are int64 in any case."""
+    with Memory(2) as memory:
+        for _ in range(2):  # nothing is known of the samples the first time
+            task = numbered(20) | {"y": y}
+            assert {batch.y.dtype for batch in memory.bundle(task, batch_size=2)} == {torch.int64}
+            memory.add(**task)
+
+
+def test_bundle_of_arrays_in_another_byte_order() -> None:
+    with Memory(6) as memory:
+        task = numbered(6)
+        task["logits"] = task["logits"].astype(">f4")
+        memory.add(**task)
+        (batch,) = memory.bundle(task)
+        assert sorted(keys_of(batch).tolist()) == sorted([*range(6), *range(6)])
 
 
 def test_bundle_of_fields_with_different_lengths() -> None:

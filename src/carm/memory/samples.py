@@ -37,7 +37,9 @@ def prepared(samples: Mapping[str, Any] | tuple[Any, Any], label: str, schema: S
         if is_bytes_list(value):
             fields[name] = Blobs(value)
         else:
-            fields[name] = value if isinstance(value, torch.Tensor) else as_array(name, value)
+            fields[name] = value if isinstance(value, torch.Tensor) else _native(as_array(name, value))
+            if name == label:
+                fields[name] = _as_labels(fields[name])
     known = {} if schema is None else {f.name: f for f in schema.fields}
     for name, value in fields.items() if known else ():
         if name not in known:
@@ -48,7 +50,23 @@ def prepared(samples: Mapping[str, Any] | tuple[Any, Any], label: str, schema: S
                 "bytes of any length" if s is None else f"shape {list(s)}" for s in (known[name].shape, shape)
             )
             raise SchemaError(f"field {name!r} holds {ours} per sample in memory; got {theirs}")
+        kind = "uint8" if shape is None else str(value.dtype).removeprefix("torch.")
+        if kind != known[name].dtype:  # torch would make both the wider type, but only in batches that have both
+            raise SchemaError(f"field {name!r} is {known[name].dtype} in memory; got {kind}")
     return fields
+
+
+def _native(array: NDArray[Any]) -> NDArray[Any]:
+    """In this machine's byte order: torch knows no other."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _as_labels(value: Any) -> Any:
+    """Whole numbers of any width as int64, which is what `add` makes of them."""
+    if isinstance(value, torch.Tensor):
+        whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+        return value.long() if whole else value
+    return value.astype(np.int64, copy=False) if value.dtype.kind in "iu" else value
 
 
 def count(fields: Mapping[str, Any]) -> int:
