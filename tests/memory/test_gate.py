@@ -167,6 +167,23 @@ def test_a_gate_of_ones_own_in_five_lines():
     assert Shortest(0.5).pick(signals, rng()).tolist() == [1, 2]
 
 
+def test_a_gate_with_an_init_of_its_own():
+    """It need not call that of the base class."""
+
+    class Above(Gate):
+        def __init__(self, least):
+            self.least = least
+
+        def score(self, signals, rng):
+            return signals.y >= self.least
+
+    gate = Above(3)
+    assert gate.pick(labels(1, 5), rng()).tolist() == [0, 1]  # the ratio is 1
+    assert gate.pick(labels(5, 1), rng(), budget=1).tolist() == [1]
+    gate.load_state_dict(gate.state_dict())
+    assert gate.auto is None and not gate.balanced
+
+
 def test_balanced_takes_turns():
     scores = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
     y = [5, 5, 5, 5, -1, -1, 9]

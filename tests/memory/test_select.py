@@ -182,6 +182,22 @@ def test_a_selection_of_ones_own_in_five_lines():
         EqualShare().place(np.zeros(1, np.int64), ram, ram.rng, {}, {})
 
 
+def test_equal_shares_with_an_init_of_ones_own():
+    """It need not call that of the base class."""
+
+    class First(EqualShare):
+        def __init__(self, most):
+            self.most = most
+
+        def choose(self, label, old, new, share, arrival):
+            return old[:0], new[: min(share - len(old), self.most)]
+
+    ram = Ram(6, First(2))
+    ram.add([0, 0, 0, 1, 1, 1])
+    assert ram.held() == [0, 1, 3, 4]
+    ram.select.load_state_dict(ram.select.state_dict())
+
+
 def test_own_slot_arrays_follow_a_resize():
     class Own(Selection):
         def __init__(self):  # without super().__init__()

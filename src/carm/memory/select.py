@@ -314,9 +314,7 @@ class EqualShare(Selection):
     """
 
     saved: ClassVar[tuple[str, ...]] = ("salt",)
-
-    def __init__(self) -> None:
-        self.salt = -1  # makes the keys; drawn from the memory's generator at first use
+    salt = -1  # makes the keys; drawn from the memory's generator at first use
 
     def choose(self, label: int, old: Ints, new: Ints, share: int, arrival: Arrival) -> tuple[Ints, Ints]:
         """Of class `label` keep `share` of the slots `old` and the incoming samples `new`: (slots out, samples in)."""
@@ -383,7 +381,6 @@ class Ring(EqualShare):
     saved = ("salt", "clock")
 
     def __init__(self) -> None:
-        super().__init__()
         self.clock = 0  # samples seen; the slot array "age" holds its value when the slot was taken
 
     def place(self, y: Ints, slots: Slots, rng: Generator, signals: Arrays, ram_signals: Arrays) -> Ints:
@@ -419,7 +416,6 @@ class Herding(EqualShare):
     saved = ("salt", "counts")
 
     def __init__(self) -> None:
-        super().__init__()
         self.counts: dict[int, int] = {}  # samples seen of each class
 
     def place(self, y: Ints, slots: Slots, rng: Generator, signals: Arrays, ram_signals: Arrays) -> Ints:
