@@ -185,16 +185,17 @@ def test_a_selection_of_ones_own_in_five_lines():
 def test_equal_shares_with_an_init_of_ones_own():
     """It need not call that of the base class."""
 
-    class First(EqualShare):
-        def __init__(self, most):
-            self.most = most
+    class Favoured(EqualShare):
+        def __init__(self, label):
+            self.label = label  # of this class the last ones stay, of others the first ones
 
         def choose(self, label, old, new, share, arrival):
-            return old[:0], new[: min(share - len(old), self.most)]
+            room = share - len(old)
+            return old[:0], new[len(new) - room :] if label == self.label else new[:room]
 
-    ram = Ram(6, First(2))
+    ram = Ram(4, Favoured(1))
     ram.add([0, 0, 0, 1, 1, 1])
-    assert ram.held() == [0, 1, 3, 4]
+    assert ram.held() == [0, 1, 4, 5]
     ram.select.load_state_dict(ram.select.state_dict())
 
 
