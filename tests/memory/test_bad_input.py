@@ -62,6 +62,8 @@ def numbered(n: int, begin: int = 0) -> dict[str, Any]:
         ({"slots": 5, "throttle": "fast"}, "throttle"),
         ({"slots": 5, "throttle": "2MB/s,soon"}, "throttle"),
         ({"slots": 5, "throttle": "0MB/s"}, "throttle"),
+        ({"slots": 5, "throttle": 2_000_000}, "throttle=2000000: must be a Throttle"),
+        ({"slots": 5, "schema": {"x": "uint8"}}, "schema=.*: must be a Schema"),
         ({"slots": 5, "storage": "here", "engine": "warp", "schema": FIXED}, "engine='warp'"),
         ({"slots": 5, "storage": "here", "engine": "warp"}, "engine='warp'"),
         ({"slots": 5, "engine": "warp"}, "engine='warp'"),
@@ -294,6 +296,16 @@ def test_a_selection_that_answers_nonsense(answer: Any, stored: bool, tmp_path: 
         audit(memory)
 
 
+def test_store_is_no_field(tmp_path: Path) -> None:
+    """It would be found out when RAM has taken the samples in, and storage has not."""
+    with Memory(5, storage=tmp_path, engine="preadv") as memory:
+        memory.add(**numbered(3))
+        with pytest.raises(ValueError, match=r"store=.*: must be True or False"):
+            memory.add(**numbered(3, 3), store=np.zeros(3))  # type: ignore[arg-type]
+        assert memory.stats()["added"] == len(memory) == 3
+        audit(memory)
+
+
 class Careless(Selection):
     """Answers with the same array again and again, and writes in the one that it is given."""
 
@@ -359,6 +371,15 @@ def test_a_mask_is_no_list_of_slots(kind: Any) -> None:
             with pytest.raises(IndexError, match=r"this is a mask: pick from memory\.slots with it"):
                 call(mask)
         assert keys_of(memory.take(memory.slots[np.asarray(mask)])).tolist() == [0, 2, 3]
+
+
+def test_slots_are_whole_numbers() -> None:
+    with Memory(4) as memory:
+        memory.add(**numbered(4))
+        for call in (memory.take, memory.reader().read):
+            with pytest.raises(IndexError, match="whole numbers; got float64"):
+                call(np.array([1.5]))
+        assert len(memory.take(np.array([]))) == 0
 
 
 def test_negative_slots_hold_nothing() -> None:

@@ -103,7 +103,9 @@ class Memory:
         kinds = {"async": "thread", "thread": "thread", "process": "process", "sync": "sync"}
         if swap not in kinds:
             raise ValueError(f"swap={swap!r}: must be one of {', '.join(map(repr, kinds))}")
-        for name, given, kind in (("select", select, Selection), ("gate", gate, Gate)):
+        throttle = Throttle.parse(throttle) if isinstance(throttle, str) else throttle
+        parts = ("select", select, Selection), ("gate", gate, Gate), ("schema", schema, Schema)
+        for name, given, kind in (*parts, ("throttle", throttle, Throttle)):
             if given is not None and not isinstance(given, kind):
                 hint = f"; did you mean {given.__name__}()?" if isinstance(given, type) else ""
                 raise ValueError(f"{name}={given!r}: must be a {kind.__name__}{hint}")
@@ -127,7 +129,7 @@ class Memory:
             write_batch = 1 if swap == "sync" else 256
         self._write_batch = parse_count("write_batch", write_batch)
         self._write_buffer = parse_bytes("write_buffer", write_buffer)
-        self._throttle = Throttle.parse(throttle) if isinstance(throttle, str) else throttle
+        self._throttle = throttle
         sequence = np.random.SeedSequence(parse_seed(seed)).spawn(len(_STREAMS) + 1)
         self._rng = {name: np.random.default_rng(s) for name, s in zip(_STREAMS, sequence, strict=False)}
         self._draws = Draws(self._rng["draw"])
@@ -514,6 +516,8 @@ class Memory:
         some time later: `flush` waits for that.
         """
         self._collect()
+        if not isinstance(store, (bool, np.bool_)):
+            raise ValueError(f"store={store!r}: must be True or False; no field can be called store")
         given = {"x": x} if x is not None else {}
         given |= ({self.label: y} if y is not None else {}) | fields
         n = samples.count(given)

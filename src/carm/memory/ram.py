@@ -358,6 +358,8 @@ def slot_numbers(slots: Any) -> Ints:
     given = np.atleast_1d(np.asarray(slots))
     if given.dtype == bool:
         raise IndexError("slots are numbers, and this is a mask: pick from memory.slots with it")
+    if given.size and given.dtype.kind not in "iu":
+        raise IndexError(f"slots are whole numbers; got {given.dtype}")
     return given.astype(np.int64)
 
 
