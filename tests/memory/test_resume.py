@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -20,6 +21,7 @@ import pytest
 import torch
 from patterns import FIXED, VARIABLE, audit, keys_of, logits_for, quick_base, samples
 
+from carm.memory import checkpoint
 from carm.memory.checkpoint import on_cpu
 from carm.memory.errors import CheckpointError, CorruptRecord
 from carm.memory.extentfile import NAME as EXTENTS
@@ -506,6 +508,25 @@ def test_a_state_that_cannot_be_taken_in_leaves_a_memory_that_works(quick: Path)
         assert memory.feedback(batch, logits_for(batch, CLASSES)) > 0
         memory.add(**samples([5000], [0]))
         memory.flush()
+
+
+def test_a_state_too_large_for_this_machine_changes_nothing(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the store, which would no longer be the one that RAM knows."""
+
+    def no_memory(*_: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with make("plain", quick) as memory:
+        memory.add(**samples(np.arange(30), np.arange(30) % CLASSES))
+        state = saved(memory)
+        memory.add(**samples(np.arange(30, 60), np.arange(30) % CLASSES))
+        memory.flush()
+        before = memory.stats()
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="Cannot allocate memory"):
+            patch.setattr(checkpoint, "make_ram", no_memory)
+            memory.load_state_dict(loaded(state))
+        assert memory.stats() == before
+        audit(memory)
 
 
 def test_a_state_of_a_store_that_has_lost_its_end(quick: Path) -> None:

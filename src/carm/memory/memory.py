@@ -755,13 +755,14 @@ class Memory:
 
     def _load(self, schema: Schema, state: Mapping[str, Any]) -> None:
         """Take the store and the RAM tier back. What waits for storage came later, and is forgotten."""
+        ram = checkpoint.make_ram(schema, state["ram"])  # first: if this machine cannot hold it, nothing has changed
         if self.store is not None:
             checkpoint.load_store(self.store, state["storage"])
         if self._worker is not None:
             self._worker.close()
         if self._ram is not None:
             self._ram.retire()
-        self._connect(checkpoint.make_ram(schema, state["ram"]))
+        self._connect(ram)
         assert self._ram is not None and self._keeper is not None
         try:
             checkpoint.load_ram(self._ram, self.store, state["ram"])
