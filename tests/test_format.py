@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from carm.memory.checksum import checksum, constants
+from carm.memory.extents import UNIT
+from carm.memory.record import DTYPES, LARGEST
 from carm.memory.store import Store
 
 DOCUMENT = (Path(__file__).parents[1] / "docs" / "format.md").read_text()
@@ -153,6 +155,13 @@ def test_vectors() -> None:
     for data, text in zip((short, long), vectors.values(), strict=True):
         array = np.frombuffer(data, np.uint8)
         assert int(text, 16) == checksum_of(data) == int(checksum(array, np.array([0]), np.array([len(data)]))[0])
+
+
+def test_types_and_limits() -> None:
+    listed = DOCUMENT.split("- `dtype` is one of")[1].split("- `shape`")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == set(DTYPES)
+    assert LARGEST == 2**31 - 2**20 and "It has at most 2^31 - 2^20 bytes." in DOCUMENT
+    assert UNIT == 512 and "*units* of 512 bytes" in DOCUMENT
 
 
 def test_the_tables_are_as_documented(tmp_path: Path) -> None:

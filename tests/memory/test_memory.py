@@ -6,6 +6,7 @@ import gc
 import itertools
 import math
 import os
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import torch
 from patterns import FIXED, VARIABLE, audit, keys_of, samples
 
+import carm.memory
 from carm.memory.errors import CarmError, SchemaError
 from carm.memory.gate import Dynamic, Entropy, Random
 from carm.memory.keep import choose_balanced
@@ -897,3 +899,9 @@ def test_ram_signals_follow_the_slots_when_large_records_come() -> None:
             memory.add(x, np.arange(40) % 4, signals=uncertainty, ram_signals={"uncertainty": known})
     assert len({capacity for _, capacity in seen}) > 1  # it was squeezed
     assert all(value == 1.0 for values, _ in seen for value in values)
+
+
+def test_every_module_is_in_the_table_of_the_docs() -> None:
+    source, docs = Path(carm.memory.__file__).parent, Path(__file__).parents[2] / "docs" / "architecture.md"
+    table = docs.read_text().split("| module in `carm.memory` |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", table)) >= {path.stem for path in source.glob("*.py")} - {"__init__"}
