@@ -185,6 +185,27 @@ def test_a_killed_helper_where_warnings_are_errors(tmp_path: Path) -> None:
         assert memory.stats()["stored"] == memory.stats()["stored_samples"] == 610
 
 
+@pytest.mark.parametrize("kind", ["sync", "thread"])
+def test_a_sample_larger_than_the_store_where_warnings_are_errors(tmp_path: Path, kind: str) -> None:
+    """Who catches the warning can go on: the others are stored, and nothing is complained about twice."""
+    arguments: dict[str, Any] = {"storage": tmp_path, "storage_capacity": "64KiB", "engine": "preadv", "queue": 2}
+    with Memory(5, **arguments, swap=kind) as memory, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memory.add([b"small"] * 5, [0] * 5)
+        memory.flush()
+
+        def add_a_large_one() -> None:
+            memory.add([b"small", bytes(70_000), b"small"], [0] * 3)
+            memory.flush()
+
+        with pytest.raises(UserWarning, match="larger than the store may be"):
+            add_a_large_one()
+        memory.add([b"small"] * 5, [0] * 5)
+        memory.flush()
+        assert memory.stats()["stored"] == 12 and memory.stats()["unstored"] == 1
+        audit(memory, loose={6})
+
+
 @pytest.mark.parametrize("kind", ["sync", "thread", "process"])
 def test_the_worker_stays_with_its_store_when_the_directory_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -121,6 +121,7 @@ class Intake:
         self.stats.unstored += len(ids) - len(order.indices)
         self.writing = order, ids[order.indices], slots[order.indices]
         self._send(order)
+        self.store.complain(records)  # last: warnings may be made errors, and what can be stored shall be
 
     @property
     def _crowded(self) -> bool:

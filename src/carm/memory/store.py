@@ -464,6 +464,15 @@ class Store:
             afresh=self._in_doubt, final=not self._marks, victims=victims, doomed=doomed,
         )  # fmt: skip
 
+    def complain(self, records: Records) -> None:
+        """Warn of those that are larger than the store may be: `plan` leaves them out."""
+        most = self.max_bytes
+        if most is not None and (oversized := np.count_nonzero(padded_each(records.sizes) > most)):
+            warn(
+                f"{self.directory}: {oversized} samples are larger than the store may be ({format_bytes(most)}); they "
+                "are not stored"
+            )
+
     def _make_room(self, records: Records, pinned: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
         """Victims, and which of the new records are not to be written at all."""
         if self.max_samples is None and self.max_bytes is None:
@@ -479,11 +488,6 @@ class Store:
             # does not need a commit of its own.
             self._largest = max(self._largest, incoming)
             room = self.live_bytes + incoming - self.max_bytes + min(self._largest, self.max_bytes // 8)
-        if hopeless.any():
-            warn(
-                f"{self.directory}: {int(hopeless.sum())} samples are larger than the store may be "
-                f"({format_bytes(self.max_bytes or 0)}); they are not stored"
-            )
         candidates = np.flatnonzero(~hopeless)
         victims, left_out = evict.choose(
             self.sets, records.labels[candidates], sizes[candidates], pinned[candidates],
@@ -677,6 +681,7 @@ class Store:
             self.create(Schema.infer(samples))
         assert self.schema is not None and self.file is not None
         records = self.schema.pack(samples)
+        self.complain(records)  # before anything changes: warnings may be made errors
         ids = self.take_ids(len(records))
         stored = np.full(len(ids), -1, np.int64)
         with uninterrupted():
