@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -680,6 +681,23 @@ def test_modes(base: Path) -> None:
     assert names.keys() == {"lock", "catalogue.db", "catalogue.db-wal", "catalogue.db-shm", "extents.dat"}
     assert set(names.values()) == {0o600}
     assert (base / "deep" / "er").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("schema", [FIXED, VARIABLE], ids=["fixed", "variable"])
+def test_nothing_is_unpickled(base: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever can write in a store could else run code in the process that reads it."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("something is unpickled")
+
+    with Store(base, schema=schema) as store:
+        fill(store, 40)
+    for name in ("load", "loads", "Unpickler", "_Unpickler"):
+        monkeypatch.setattr(pickle, name, refused)
+    for readonly in (False, True):
+        with Store(base, readonly=readonly) as store:
+            check(store.read(range(40)), range(40), schema)
+            assert not any(bad for _, bad in store.verify())
 
 
 def test_warnings_point_at_the_user(base: Path) -> None:
