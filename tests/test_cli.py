@@ -154,7 +154,7 @@ def test_errors_are_one_sentence(tmp_path: Path, fixed: Path, capsys: pytest.Cap
         (["store", "export", fixed, tmp_path / "out.npz", "--class", 9], "no samples of class 9"),
         (["store", "export", fixed, tmp_path / "out.npz", "--limit", 0], "--limit 0"),
         (["store", "export", fixed, fixed], "exists already"),
-        (["store", "export", fixed, tmp_path / "no" / "folder" / "out.npz"], "No such file or directory"),
+        (["store", "export", fixed, tmp_path / "no" / "folder" / "out.npz"], "/no: No such file or directory"),
         (["demo", "--seeds", 0], "seeds=0"),
     ):
         assert run(*arguments) == 2, arguments

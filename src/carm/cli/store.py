@@ -361,7 +361,8 @@ class _Npz:
         assert store.schema is not None
         self.schema = store.schema
         self.out = out
-        self._folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
+        parent = out.absolute().parent.resolve(strict=True)  # if it is missing, name it, not a file that nobody knows
+        self._folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=parent))
         self._columns: dict[str, _Column] = {}
         self._ends: dict[str, int] = {}
         self._add("sample.ids", np.dtype("<i8"), ())
