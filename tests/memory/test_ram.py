@@ -85,7 +85,7 @@ def test_sizes_at_the_edges_of_blocks() -> None:
         first = ram.first_blocks(blocks, records.sizes)
         ram.publish(np.array([slot]), first, records.labels, np.array([slot]), np.array([-1], np.int32))
         audit_ram(ram)
-        assert bytes(ram.fields(np.array([slot]))["x"][0].numpy()) == x[0]
+        assert bytes(ram.fields(np.array([slot]))["x"][0]) == x[0]
 
 
 def test_generations_survive_their_limit() -> None:

@@ -81,7 +81,7 @@ def picture(memory: Memory) -> dict[str, Any]:
     out["ids"] = ram.ids[memory.slots].tolist()
     digest = hashlib.sha256()
     for x in ram.fields(memory.slots)["x"]:  # not `take`: that would be counted
-        digest.update(x.numpy().tobytes())
+        digest.update(x.tobytes())
     out["bytes"] = digest.hexdigest()
     if memory.store is not None:
         out["stored"] = memory.store.ids[memory.store.live_handles()].tolist()

@@ -552,13 +552,20 @@ def passing(memory: Memory, n: int) -> Batch:
     return batch
 
 
-def test_batches_of_a_pass_wait_and_draws_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_a_pass_wait_and_few_draws_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of random draws, which may show a sample again, no more than a thirty-second of the slots."""
     with stored(tmp_path, 1000, slots=400, queue=400) as memory:
         sent = Sent(memory, monkeypatch)
-        for _ in range(5):
+        for _ in range(4):
             sent.now += 0.001
-            feed(memory, memory.draw(5))
-        assert len(sent.sizes) == 5
+            feed(memory, memory.draw(13))
+        assert len(sent.sizes) == 4
+        memory.flush()
+        for at in range(100, 148, 6):
+            sent.now += 0.001
+            feed(memory, memory.take(np.arange(at, at + 6)))
+        memory.flush()
+        assert sent.sizes[4:] == [18, 18, 12]  # 12 of 400 may wait
         before = len(sent.sizes)
         for batch in memory.bundle(batch_size=20):
             sent.now += 0.001

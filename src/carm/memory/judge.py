@@ -2,8 +2,8 @@
 
 After a training step the processor's caches hold nothing of this: the few calls that it takes cost ten times what they
 cost in a row, and push out what the next step needs. So where steps follow each other fast, what training says of
-several small batches is kept, and judged together. Only batches of a pass wait, for their samples are not drawn again
-before the pass is over; a sample of random draws might be, and would then be learnt from twice.
+several small batches is kept, and judged together. Samples of a pass are not drawn again before it is over, so they may
+wait; those of random draws might be, and would then be learnt from twice, so only few of a large memory do.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ Ints = NDArray[np.int64]
 _QUICK = 0.05  # seconds between two steps that follow each other fast
 _PATIENCE = 0.1  # seconds that a batch waits for others at most
 _ENOUGH = 64  # samples that are not worth waiting for more
+_RARE = 32  # of so many slots one may wait that might be drawn again: one or two in a hundred of those that wait are
 
 
 @dataclass(slots=True)
@@ -82,7 +83,8 @@ class Judge:
             raise ValueError(f"{type(gate).__name__} needs logits: call memory.feedback(batch, logits)")
         now = time.monotonic()
         quick, self._last = now - self._last < _QUICK, now
-        waits = quick and batch.of_pass and not self.at_once and gate.auto is None
+        may_wait = batch.of_pass or (self._count + olds) * _RARE <= self.ram.capacity
+        waits = quick and may_wait and not self.at_once and gate.auto is None
         if not needed:
             logits = target = None
         elif waits:

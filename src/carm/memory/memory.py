@@ -354,7 +354,7 @@ class Memory:
     def _take(self, slots: Ints) -> Batch:
         ram = self._ram
         assert ram is not None
-        return Batch(ram.fields(slots), slots, ram.ids[slots], len(slots))
+        return Batch(to_tensors(ram.schema, ram.fields(slots)), slots, ram.ids[slots], len(slots))
 
     def _empty_batch(self) -> Batch:
         schema = self.schema
@@ -413,8 +413,8 @@ class Memory:
     def feedback(self, batch: Batch, logits: torch.Tensor | None = None, *, target: torch.Tensor | None = None) -> int:
         """Tell the gate what training made of the old samples in `batch`; orders swaps and returns how many.
 
-        Where steps follow each other fast, several batches of a `bundle` are judged together: some calls order nothing,
-        the next one more.
+        Where steps follow each other fast, several small batches are judged together: some calls order nothing, the
+        next one more.
 
         logits   one row per sample of the batch, or per old sample of it. Gates that score by them need them
         target   columns of the right answers, where they are not the labels themselves

@@ -183,16 +183,14 @@ class RamTier:
         """How many blocks records of these sizes take."""
         return -(-sizes // self.layout.block)
 
-    def fields(self, slots: Ints) -> dict[str, Any]:
-        """Copies of the samples in `slots`, as tensors."""
-        from carm.memory.tensors import to_tensors
-
+    def fields(self, slots: Ints) -> Any:
+        """Copies of the samples in `slots`: by name, in a dict or a structured array."""
         if self._whole is not None:
             # One copy of whole rows; the fields are views of it. Indexing, unlike `take`, keeps the interpreter to
             # itself, so that a swap thread that waits for it does not get in between.
-            return to_tensors(self.schema, self._whole[self._row[slots]].view(self.schema.head))
+            return self._whole[self._row[slots]].view(self.schema.head)
         data, starts = self.read(slots)
-        return to_tensors(self.schema, self.schema.unpack(data, starts))
+        return self.schema.unpack(data, starts)
 
     def read(self, slots: Ints) -> tuple[Bytes, Ints]:
         """Copy the records in `slots`; returns the bytes and where each record starts."""
