@@ -19,23 +19,24 @@ from typing import Any
 from carm.bench.markdown import circumstances, rows_table
 
 _SWAPPING = """
-    It goes by the run: with batches of 256 and AIO, three runs on one machine gave 0.56, 0.66 and 0.73. The copy keeps
-    the interpreter lock, so it does not wait for the worker. What it loses, we think, it loses to the memory that both
-    cores share: a bare `numpy.take` beside a process that copies loses 8 to 20 % (the last row of its kind).
+    It goes by the run: four runs on two machines gave from 0.64 to 0.72 for batches of 64 out of the page cache, and
+    from 0.56 to 0.81 for batches of 256 with AIO. The copy keeps the interpreter lock, so it does not wait for the
+    worker. What it loses, we think, it loses to the memory that both cores share: a bare `numpy.take` beside a process
+    that copies loses some too (the last row of its kind). Choosing slots in larger or smaller blocks changes nothing.
     """
 _BY_THE_RUN = """
-    Rows move by two or three points from run to run, as their quartiles, ten points apart, let expect: in the run
-    before this one the thread's rows of train-cold and train-throttled were within the target (0.99 to 1.02), and one
-    of train-warm was not (1.04). The helper process costs a little more than the thread, as it pickles orders and
-    reports; `swap="async"` is the thread, not least because of these rows.
+    Rows move by a point or two from run to run, and by more on a machine that others use too. The helper process costs
+    one or two points more than the thread, as it pickles orders and reports; `swap="async"` is the thread, not least
+    because of these rows.
     """
 REASONS: dict[str, str] = {
     "swap-warm": """
-        Copying out of the page cache, comparing the checksum and copying into the row take about 1.6 microseconds a
-        record in numpy, a bare gather 0.4: that alone makes 0.25 the most that could be had, and choosing, ordering,
-        reporting and publishing come to another 0.9, on the same interpreter lock. Compiled code that copies and sums
-        in one pass was tried: it brings 0.22, so it was left out. Letting the kernel copy (`process_vm_readv`, buffered
-        AIO into the rows) was measured to be slower than two copies.
+        Copying out of the page cache (0.5 to 0.6 microseconds a record), comparing the checksum (0.45) and copying into
+        the row (0.2 to 0.4) take 1.2 to 1.5 in numpy, a bare gather 0.4: that alone makes 0.3 about the most that could
+        be had. Choosing, ordering, reporting and publishing come to another 0.4 to 0.9, on the same interpreter lock;
+        in a helper process they overlap, and pickling takes what that gains. Compiled code that copies and sums in one
+        pass was tried: it brings 0.22, so it was left out. Letting the kernel copy (`process_vm_readv`, buffered AIO
+        into the rows), or copying record by record straight into the rows, was measured to be slower than two copies.
         """,
     "swap-cold-3k": """
         Reading is bound by the processor (the kernel takes 4 to 5 microseconds a record), so on two cores the work that
@@ -62,7 +63,7 @@ REASONS: dict[str, str] = {
     "draw-256": """
         A draw also chooses, copies labels and ids, and makes tensors: about 20 microseconds a call. And it copies by
         indexing, which keeps the interpreter to itself, where `numpy.take`, 10 to 20 % faster, would let a swap thread
-        in. Three runs gave 0.52 to 0.57 with 2,000 slots, and 0.58 to 0.66 with 10,000.
+        in. Six runs on two machines gave 0.52 to 0.65 with 2,000 slots, and 0.58 to 0.78 with 10,000.
         """,
     "profile": "The rows below it show which part takes the rest.",
 }
@@ -95,12 +96,13 @@ cent more. A row with nothing to compare with has a fixed bound, or is there for
 _MEMORY = """
 ## The memory
 
-The baselines are what the hardware or the plainest code does with the same bytes, so that a ratio of 1 could not be
-beaten:
+The baselines are what the hardware or the plainest code does with the same bytes, so that 1 is the most that a ratio
+should be:
 
 - **swap-cold**: samples from the device into RAM, replacements chosen and checksums compared, against Linux AIO that
-  reads the same records and does nothing with them; and against a file for each sample with shared lists of a
-  `multiprocessing.Manager`.
+  reads the same records and does nothing with them, with one, two or four requests under way, whichever is fastest; and
+  against a file for each sample with shared lists of a `multiprocessing.Manager`. (Where ours comes out faster than bare
+  AIO, the machine is virtual, and we think that a core which only waits for the device falls asleep and wakes up late.)
 - **swap-warm**: the same out of the page cache, against a loop of memory copies.
 - **draw**: a batch of random samples with labels and ids, as tensors, against one `numpy.take` of rows that are known
   already; while swapping, against the same loop without swaps.

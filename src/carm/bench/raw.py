@@ -13,6 +13,7 @@ import os
 import platform
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.managers import SyncManager
@@ -34,6 +35,10 @@ _IOCB = np.dtype(
 )
 _EVENT = np.dtype([("data", "<u8"), ("obj", "<u8"), ("res", "<i8"), ("res2", "<i8")])
 _CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}  # io_setup, io_destroy, io_submit, io_getevents
+
+
+MOST = 4
+"""Requests that may be under way at once: as many as the swap worker has."""
 
 
 class _Request:
@@ -96,22 +101,20 @@ class RawAio:
         call: Any = ctypes.CDLL(None, use_errno=True).syscall
         call.restype = ctypes.c_long
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-        self._requests = [_Request(call, _CALLS[platform.machine()], self._fd, batch, size) for _ in range(2)]
+        self._requests = [_Request(call, _CALLS[platform.machine()], self._fd, batch, size) for _ in range(MOST)]
 
     def read(self, batches: list[Ints], *, in_flight: int) -> float:
-        """Read these extents; seconds per record. With `in_flight=2` a request is submitted before the last is done."""
+        """Read these extents, with so many requests under way at a time (MOST at most); seconds per record."""
         begun = time.perf_counter()
-        if in_flight == 1:
-            only = self._requests[0]
-            for offsets in batches:
-                only.submit(offsets)
-                only.wait()
-        else:
-            for i, offsets in enumerate(batches):
-                self._requests[i % 2].submit(offsets)
-                if i:
-                    self._requests[(i - 1) % 2].wait()
-            self._requests[(len(batches) - 1) % 2].wait()
+        under_way: deque[_Request] = deque()
+        for i, offsets in enumerate(batches):
+            if len(under_way) == in_flight:
+                under_way.popleft().wait()
+            request = self._requests[i % in_flight]
+            request.submit(offsets)
+            under_way.append(request)
+        for request in under_way:
+            request.wait()
         return (time.perf_counter() - begun) / sum(map(len, batches))
 
     def close(self) -> None:

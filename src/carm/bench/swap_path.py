@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from carm.bench.raw import FilePerSample, Gather, RawAio
+from carm.bench.raw import MOST, FilePerSample, Gather, RawAio
 from carm.bench.report import Row, Target, compare
 from carm.bench.timing import Measure, alternate, better
 from carm.bench.workspace import LARGE, NOTHING, SMALL, Workspace, fill_cache, offsets_of, open_memory
@@ -29,6 +29,7 @@ from carm.memory.memory import Memory
 from carm.memory.record import Schema
 
 Ints = NDArray[np.int64]
+_REQUESTS = {1: "one request", 2: "two requests", MOST: "four requests"}
 _PAUSE = 5e-4  # between two looks at the queue; a training step is far longer
 
 
@@ -117,15 +118,15 @@ def _cold(
             memory = stack.enter_context(open_memory(store, slots, queue=queue, swap=swap, engine="aio"))
             sides: dict[str, Measure] = {
                 "ours": _steady(memory, batch=batch, queue=queue),
-                "one request": _raw(aio, offsets, rng, batch=batch, count=slots, in_flight=1),
-                "two requests": _raw(aio, offsets, rng, batch=batch, count=slots, in_flight=2),
             }
+            for requests, said in _REQUESTS.items():
+                sides[said] = _raw(aio, offsets, rng, batch=batch, count=slots, in_flight=requests)
             if swap == "thread":
                 scheme = FilePerSample(work.directory / folder, size=schema.head_size, files=sizes.files, slots=slots)
                 sides["files"] = partial(stack.enter_context(scheme).swap, sizes.files // 2, batch, rng)
             measured = alternate(sides, sizes.repetitions)
         work.discard(folder)
-        best = better(measured, ["one request", "two requests"])
+        best = better(measured, list(_REQUESTS.values()))
         yield compare(
             name,
             f"{swap}, batches of {batch}",
