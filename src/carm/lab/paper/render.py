@@ -90,16 +90,16 @@ what we think, and were not tested.
   slots, so theirs are not. On one core, with nothing to hide behind, it is 1 to 8 %, and 16 % for TinyER; on slow
   storage 3 to 9 %, and 17 %. The first row of each block has six repetitions, the others two; they were measured in
   several sittings over a day. Waiting for slow storage instead costs 15 to 81 % more.
-- **ER with swaps in the background came out 1.5 ± 1.4 points below ER that waits for them** (`workers`, ten seeds; DER++
-  +0.1 ± 0.3). A step takes 0.7 ms there, and a run beside it synced the device at every step: one swap in nine was
-  dropped, because the queue was full or the sample was drawn again before its replacement had come. One run at a time
-  (`workers-er`, seven seeds) drops one in 40, and the difference is -0.9 ± 2.1. Two seeds do most of it both times; why,
-  was not found out.
+- **ER with swaps in the background came out 1.5 ± 1.4 points below ER that waits for them** (`workers`, ten seeds;
+  DER++ +0.1 ± 0.3). A step takes 0.7 ms there, and a run beside it synced the device at every step: one swap in nine
+  was dropped, because the queue was full or the sample was drawn again before its replacement had come. One run at a
+  time (`workers-er`, seven seeds) drops one in 40, and the difference is -0.9 ± 2.1. Two seeds do most of it both
+  times; why, was not found out.
 - **Many lines say "within noise".** Three seeds leave intervals of up to 16 points to either side; short runs on CIFAR
   have eight.
 - **Most runs are older than the code.** `table1-mnist`, `incremental-mnist`, `policies`, `swap-ratio` and `workers`
-  are of 18 November and of the present code; the others of the 16th. What has changed since alters when swaps are ordered,
-  not the methods. `code` in each result file says which version made its runs, where it was noted.
+  are of 18 November and of the present code; the others of the 16th. What has changed since alters when swaps are
+  ordered, not the methods. `code` in each result file says which version made its runs, where it was noted.
 """
 
 
