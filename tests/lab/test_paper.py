@@ -15,7 +15,7 @@ from rich.console import Console
 from carm.cli import main
 from carm.lab.config import Config
 from carm.lab.paper import numbers
-from carm.lab.paper.cases import BLOCKS, SWAPS, Case, Plan, metric
+from carm.lab.paper.cases import BLOCKS, EVERYTHING, SWAPS, Case, Plan, metric
 from carm.lab.paper.estimate import SHAPES, Estimator, steps
 from carm.lab.paper.experiments import EXPERIMENTS, FEATURES, NAMES
 from carm.lab.paper.figures import figures
@@ -127,7 +127,7 @@ def test_reference_protocol() -> None:
 def test_seeds_and_shared_runs() -> None:
     assert {len(s) for c, s in cases_of(EXPERIMENTS["table1"], FULL) if c.block == "imagenet-1000"} == {1}
     assert {len(s) for c, s in cases_of(EXPERIMENTS["table1"], FULL) if c.block == "cifar"} == {5}
-    assert len(jobs_of(cases_of(EXPERIMENTS["reference"], Plan("laptop")))) == 60
+    assert len(jobs_of(cases_of(EXPERIMENTS["reference"], Plan("laptop")))) == 120
     laptop = Plan("laptop")
     keys = {name: {j.key for j in jobs_of(cases_of(EXPERIMENTS[name], laptop))} for name in NAMES}
     assert keys["incremental"] == keys["table1"]
@@ -135,6 +135,8 @@ def test_seeds_and_shared_runs() -> None:
     assert keys["icarl-features"] & keys["table1"], "iCaRL with all its parts is iCaRL"
     with_swaps = {c.config.key for c in cases("ceiling", laptop) if c.setting == "Original"}
     assert with_swaps & {c.config.key for c in cases("reference", laptop)}
+    (whole,) = (c.config for c in cases("ceiling", laptop) if c.at == EVERYTHING)
+    assert whole.em >= 60_000 and whole.swap == "none", "all of MNIST"
 
 
 def test_only_and_methods_choose() -> None:
@@ -278,6 +280,12 @@ def test_shape_of_the_other_experiments() -> None:
 
     workers = [group("er", "CarM-100", high, "async"), group("er", "CarM-100", [v + 0.1 for v in high], "sync")]
     assert set(verdicts("workers", workers).values()) == {"holds"}
+
+    whole = group("er", "Original", [94.0, 95.0, 96.0], EVERYTHING)
+    swapped = [group("er", "Original", low, "EM 500", 500), group("er", "CarM-100", [93.5, 94.5, 95.5], "EM 500", 500)]
+    assert list(verdicts("ceiling", [*swapped, whole]).values()) == ["holds"] * 3
+    whole = group("er", "Original", [98.0, 99.0, 99.9], EVERYTHING)
+    assert list(verdicts("ceiling", [*swapped, whole]).values()) == ["holds", "holds", "does not hold"]
 
     close = group("er", "Original", [85.0, 86.0, 87.0], "EM 500", 500, paper={"accuracy": [86.1, 1.9]})
     assert set(verdicts("reference", [close]).values()) == {"holds"}

@@ -58,6 +58,15 @@ def test_conditions_are_part_of_the_key_and_kept(tmp_path: Path) -> None:
     assert results.failures[tight.key], "a run that does not fit says so"
 
 
+def test_the_smallest_nets_get_one_thread_unless_told_otherwise(tmp_path: Path) -> None:
+    larger = TINY.replace(net="cnn", width=4)
+    results = sweep([TINY, larger], tmp_path / "free", console=quiet())
+    threads = [results[config.key]["worker"]["threads"] for config in (TINY, larger)]
+    assert TINY.flat and threads == [1, len(os.sched_getaffinity(0))]
+    told = sweep([TINY], tmp_path / "told", threads=2, console=quiet())
+    assert told[TINY.key]["worker"]["threads"] == 2
+
+
 def test_jobs_must_be_positive(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="jobs=0"):
         sweep([TINY], tmp_path, jobs=0)

@@ -144,6 +144,11 @@ class Config:
         return f"CarM-{self.ratio}" if isinstance(self.ratio, str) else f"CarM-{round(100 * self.ratio)}"
 
     @property
+    def flat(self) -> bool:
+        """Whether the net is so small that a second torch thread only gets in the way."""
+        return self.net.startswith("mlp")
+
+    @property
     def key(self) -> str:
         """A name for the results of this configuration: equal for configurations that ask for the same results."""
         record = {k: v for k, v in self.as_dict().items() if k not in WHERE}

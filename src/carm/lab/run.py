@@ -74,7 +74,7 @@ class Run:
         self.samples = samples if samples is not None else make_recipe(config, source)
         self.method = methods.make(config.method, **config.options)
         self.make_net = make_net or net_maker(config, self.method, source, self.samples)
-        self.flat = make_net is None and config.net.startswith("mlp")  # so small that a second thread gets in the way
+        self.flat = make_net is None and config.flat
         self.test = _test_indices(source, config.test_per_class)
         self.history = History()
         self.series = Series()

@@ -87,7 +87,7 @@ def sweep(
 ) -> Results:
     """Carry out these runs below `out`, `jobs` at a time, and return the metrics of all.
 
-    threads     torch threads of each run; 0: the cores, divided among the runs
+    threads     torch threads of each run; 0: the cores, divided among the runs, but one for the smallest nets
     console     where progress is shown; on something that is not a terminal, a line per finished run
     """
     from carm.lab.progress import Progress
@@ -104,8 +104,7 @@ def sweep(
         else:
             results[key] = metrics
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = threads or max(1, cores // jobs)
-    pool = _Pool(out, threads)
+    pool = _Pool(out, threads, max(1, cores // jobs))
     with Progress(total=len(wanted), cached=len(results), console=console) as progress:
         try:
             while waiting or pool.busy:
@@ -143,8 +142,8 @@ class _Pool:
     """The processes, and what they say. A process that has done a run takes the next one, except after a failure and
     for runs under conditions of their own."""
 
-    def __init__(self, out: Path, threads: int) -> None:
-        self.out, self.threads = out, threads
+    def __init__(self, out: Path, threads: int, share: int) -> None:
+        self.out, self.threads, self.most = out, threads, threads or share
         self.workers: list[_Worker] = []
         self._said: queue.Queue[tuple[_Worker, dict[str, Any]]] = queue.Queue()
 
@@ -155,9 +154,10 @@ class _Pool:
     def start(self, job: Job) -> None:
         directory = self.out / job.key
         directory.mkdir(parents=True, exist_ok=True)
-        threads = min(self.threads, job.cores) if job.cores else self.threads
+        most = min(self.most, job.cores or self.most)
+        threads = 1 if job.config.flat and not self.threads else most
         idle = [worker for worker in self.workers if worker.job is None and worker.process.poll() is None]
-        worker = idle[0] if idle and not job.confined else self._new(threads)
+        worker = idle[0] if idle and not job.confined else self._new(most)
         worker.job = job
         order = {
             "config": job.config.replace(threads=threads).as_dict(),

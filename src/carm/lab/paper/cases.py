@@ -32,6 +32,8 @@ SWAPS: dict[str, dict[str, Any]] = {
     **{f"CarM-{n}": {"swap": "async", "ratio": n / 100} for n in (20, 50, 80, 100)},
 }
 """The settings, as changes of a configuration."""
+EVERYTHING = "everything in RAM"
+"""Where a case stands whose memory forgets nothing: what swapping tries to come near to."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from carm import methods
 from carm.lab.config import Config
-from carm.lab.paper.cases import BLOCKS, SWAPS, Case, Plan, settings
+from carm.lab.paper.cases import BLOCKS, EVERYTHING, SWAPS, Case, Plan, settings
 from carm.lab.paper.numbers import METHODS, SETTINGS
 
 ABLATION = ("tiny-er", "bic", "der++", "rm", "er", "icarl", "gdumb")
@@ -230,6 +230,8 @@ def ceiling(plan: Plan) -> Iterator[Case]:
         if not plan.methods or config.method in plan.methods:
             for name in names:
                 yield Case(block, name, config.replace(**SWAPS[name]), at=f"EM {config.em}", x=config.em)
+    if not plan.methods or "er" in plan.methods:
+        yield Case(block, "Original", _er(plan, 60_000, 0.1), at=EVERYTHING)
 
 
 def workers(plan: Plan) -> Iterator[Case]:
@@ -303,19 +305,19 @@ _ALL = (
         "reference",
         "without swapping, against the numbers of the methods' own papers (Split MNIST)",
         reference,
-        seeds={"full": 10, "laptop": 10, "smoke": 1},
+        seeds={"full": 20, "laptop": 20, "smoke": 1},
     ),
     Experiment(
         "ceiling",
         "ER and DER++ on Split MNIST with swapping: how near they come to replaying everything",
         ceiling,
-        seeds={"full": 10, "laptop": 10, "smoke": 1},
+        seeds={"full": 20, "laptop": 20, "smoke": 1},
     ),
     Experiment(
         "workers",
         "accuracy with swaps in the background against swaps that training waits for",
         workers,
-        seeds={"full": 5, "laptop": 5, "smoke": 1},
+        seeds={"full": 20, "laptop": 20, "smoke": 1},
     ),
     Experiment(
         "icarl-means",
