@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from patterns import FIXED, VARIABLE, audit, keys_of, logits_for, quick_base, samples
 
 from carm.memory.errors import CheckpointError
+from carm.memory.extentfile import NAME as EXTENTS
 from carm.memory.gate import Entropy, Gate, Random
 from carm.memory.memory import Memory
 from carm.memory.record import Schema
@@ -40,7 +41,7 @@ class MemoryModel(RuleBasedStateMachine):
     @initialize(
         slots=st.integers(1, 10),
         in_bytes=st.booleans(),
-        room=st.sampled_from([None, 0, 1, 7, 30]),
+        room=st.sampled_from([None, 0, 1, 7, 30, "0", "3", "20"]),  # of storage: in samples, or in bytes
         queue=st.integers(1, 5),
         batch=st.sampled_from([1, 3, 8]),
         select=st.sampled_from([Reservoir, Ring, GreedyBalanced]),
@@ -51,7 +52,7 @@ class MemoryModel(RuleBasedStateMachine):
         self,
         slots: int,
         in_bytes: bool,
-        room: int | None,
+        room: int | str | None,
         queue: int,
         batch: int,
         select: type[Selection],
@@ -59,20 +60,25 @@ class MemoryModel(RuleBasedStateMachine):
         seed: int,
     ) -> None:
         self.slots = slots
-        self.capacity = None if room is None or not self.stored else slots + room
+        self.capacity = slots + room if isinstance(room, int) and self.stored else None
+        self.limit = None
         record = self.schema.head_size if self.schema.fixed else MOST
+        if isinstance(room, str) and self.stored:
+            # What RAM may show and have on its way must fit, however large it is.
+            self.limit = 8192 + (12 + queue + batch + int(room)) * (-(-(record + 64) // 512) * 512)
         size: dict[str, Any] = {"slots": slots}
-        if in_bytes and self.capacity is None:
+        if in_bytes and room is None:
             size = {"ram": 4096 + 64 + (slots + queue + 1) * (record + 300)}
         self.arguments = size | {
             "storage": self.directory / "store" if self.stored else None,
-            "storage_capacity": self.capacity,
+            "storage_capacity": self.capacity if self.limit is None else str(self.limit),
             "queue": queue,
             "write_batch": batch,
             "engine": "preadv",  # quick to open and close
             "swap": self.swap,
             "seed": seed,
         }
+        self.evicts = self.capacity is not None or self.limit is not None
         self.make = lambda: Memory(**self.arguments, select=select(), gate=copy.deepcopy(gate), schema=None)
         self.memory = self.make()
         self.samples: dict[int, tuple[int, int]] = {}  # id -> key, label
@@ -142,7 +148,7 @@ class MemoryModel(RuleBasedStateMachine):
         assert memory is not None
         memory.flush()
         assert memory.stats()["stream_samples"] == memory.stats()["queue_depth"] == 0
-        if self.stored and memory.store is not None and memory.store.schema is not None and self.capacity is None:
+        if self.stored and memory.store is not None and memory.store.schema is not None and not self.evicts:
             ids = set(memory.store.ids[memory.store.live_handles()].tolist())
             assert ids == set(self.samples) - self.kept_out, "not everything that was added is stored"
 
@@ -198,7 +204,7 @@ class MemoryModel(RuleBasedStateMachine):
         except CheckpointError:
             # A store that evicts keeps the way back as long as there is room for it; a state of the very first moment
             # fits an empty memory only.
-            assert self.capacity is not None or "ids" not in picture
+            assert self.evicts or "ids" not in picture
             return
         self.samples, self.kept_out, self.unsent, self.arguments = copy.deepcopy(model)
         assert len(memory) == 0 if "ids" not in picture else self._picture() == picture
@@ -240,6 +246,10 @@ class MemoryModel(RuleBasedStateMachine):
         if memory.store is not None and memory.store.schema is not None:
             if self.capacity is not None:
                 assert memory.store.count <= self.capacity
+            elif self.limit is not None:
+                assert memory.store.live_bytes <= self.limit
+                # What has died stays for checkpoints that may be gone back to, up to a quarter beyond the limit.
+                assert (self.directory / "store" / EXTENTS).stat().st_size <= self.limit * 5 // 4
             else:
                 assert memory._stats.unstored == 0
 
