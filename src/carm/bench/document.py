@@ -19,10 +19,12 @@ from typing import Any
 from carm.bench.markdown import circumstances, rows_table
 
 _SWAPPING = """
-    It goes by the run: four runs on two machines gave from 0.64 to 0.72 for batches of 64 out of the page cache, and
-    from 0.56 to 0.81 for batches of 256 with AIO. The copy keeps the interpreter lock, so it does not wait for the
-    worker. What it loses, we think, it loses to the memory that both cores share: a bare `numpy.take` beside a process
-    that copies loses some too (the last row of its kind). Choosing slots in larger or smaller blocks changes nothing.
+    It goes by the run: five runs on two machines gave from 0.64 to 0.76 for batches of 64 out of the page cache, and
+    from 0.56 to 0.81 for batches of 256 with AIO. It is not the interpreter lock: a draw lets go of it once in 32
+    calls, and nearly all calls take longer, by 16 microseconds out of 48. Half of that is there with a helper process
+    too, and a bare `numpy.take` beside a process that copies also loses some (the last row of its kind): the memory
+    that both cores share. The other half, we think, is the interpreter's own objects going to and fro between the
+    cores. Choosing slots in larger or smaller blocks changes nothing.
     """
 _BY_THE_RUN = """
     Rows move by a point or two from run to run, and by more on a machine that others use too. The helper process costs
@@ -31,12 +33,14 @@ _BY_THE_RUN = """
     """
 REASONS: dict[str, str] = {
     "swap-warm": """
-        Copying out of the page cache (0.5 to 0.6 microseconds a record), comparing the checksum (0.45) and copying into
-        the row (0.2 to 0.4) take 1.2 to 1.5 in numpy, a bare gather 0.4: that alone makes 0.3 about the most that could
-        be had. Choosing, ordering, reporting and publishing come to another 0.4 to 0.9, on the same interpreter lock;
-        in a helper process they overlap, and pickling takes what that gains. Compiled code that copies and sums in one
-        pass was tried: it brings 0.22, so it was left out. Letting the kernel copy (`process_vm_readv`, buffered AIO
-        into the rows), or copying record by record straight into the rows, was measured to be slower than two copies.
+        In place, with a store of 3.9 GB, copying out of the page cache takes 0.8 to 1.1 microseconds a record (it lies
+        in small pages, and some must be mapped first), comparing the checksum 0.5 and copying into the row 0.4; the
+        bare gather, out of huge pages, takes 0.43. Choosing, ordering, reporting and publishing take 0.5, beside it.
+        A prototype in C that copies and sums in one pass, and has the next record fetched ahead and the whole file
+        mapped before, gave from 0.25 to 0.36 in nine runs: about the target, and then the package would need a
+        compiler. It was left out: the training loop below swaps 1,200 samples a second. Letting the kernel copy
+        (`process_vm_readv`, buffered AIO into the rows), or copying record by record straight into the rows, was
+        measured to be slower than two copies.
         """,
     "swap-cold-3k": """
         Reading is bound by the processor (the kernel takes 4 to 5 microseconds a record), so on two cores the work that
