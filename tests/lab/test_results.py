@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
 
 from carm.lab.paper import shape, speed
+from carm.lab.paper.cases import EVERYTHING
 from carm.lab.paper.experiments import EXPERIMENTS
 from carm.lab.paper.perform import groups_of
 from carm.lab.paper.render import records, render
@@ -31,6 +34,17 @@ def test_the_readme_shows_table_1(made: Path) -> None:
     text = (ROOT / "README.md").read_text()
     assert (made / "README.md").read_text() == text
     assert "| CarM-100 |" in text
+
+
+def test_the_readme_says_how_near_the_ceiling_er_comes() -> None:
+    one = json.loads((ROOT / "results" / "ceiling.json").read_text())
+    said = []
+    for setting, at in (("Original", "EM 500"), ("CarM-100", "EM 500"), ("Original", EVERYTHING)):
+        (found,) = (g for g in groups_of(one) if (g.method, g.setting, g.at) == ("er", setting, at))
+        said.append(f"{found.mean():.1f} ± {statistics.stdev(found.values()):.1f} %")
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"20 seeds) ER reaches {said[0]} with 500" in text and one["seeds"] == 20
+    assert f"{said[1]} with the same 500 and swapping, and {said[2]} with every sample" in text
 
 
 def test_every_figure_is_there_and_none_is_left_over(made: Path) -> None:
