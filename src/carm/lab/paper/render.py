@@ -80,8 +80,8 @@ what we think, and were not tested.
 - **The policies differ for iCaRL**: with eight seeds (`policies-icarl`) CarM-50 has 77.5 with the entropy gate, 81.2
   with the random one and 80.9 with the dynamic one; without swapping it has 78.4, with CarM-100 81.9. The entropy gate
   lets go what the net is sure of, so the exemplars that stay are odd ones; whether it is the means of these, from which
-  iCaRL classifies, or what the net learns from them, was not found out. Who swaps less than everything with iCaRL should
-  take `--gate random`. For the other six the three policies are within noise, as in the paper.
+  iCaRL classifies, or what the net learns from them, was not found out. Who swaps less than everything with iCaRL
+  should take `--gate random`. For the other six the three policies are within noise, as in the paper.
 - **Storage of 1.5 times the EM** is beyond noise for BiC and GDumb only.
 - **The study of distillation** confirms the paper for iCaRL only; for BiC and DER++ all weights are within noise.
 - **Swaps in the background cost a small net more than the paper's nets.** With the paper's nets and batches, CarM-100,
