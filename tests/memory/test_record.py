@@ -195,7 +195,10 @@ def test_what_is_no_schema() -> None:
     ("change", "message"),
     [
         ({"x": np.zeros((2, 3), np.float32)}, r"'x' holds uint8\[3\] per sample; got float32\[3\]"),
-        ({"x": np.zeros((2, 4), np.uint8)}, r"'x' holds uint8\[3\] per sample; got uint8\[4\]"),
+        (
+            {"x": np.zeros((2, 4), np.uint8)},
+            r"'x' holds uint8\[3\] per sample; got uint8\[4\]\. Convert .* another storage dir",
+        ),
         ({"x": np.zeros((3, 3), np.uint8)}, "'y' has 2 samples, but 'x' has 3"),
         ({"x": np.uint8(3)}, "'x' needs one row per sample"),
         ({"x": [[1, 2], [3]]}, "'x' cannot be made an array"),

@@ -141,7 +141,17 @@ def _missed(rows: Sequence[dict[str, Any]]) -> str:
     """Why targets are not reached; nothing if all are."""
     names = dict.fromkeys(row["name"] for row in rows if row["reached"] is False)
     reasons = [_paragraph(f"- **{n}**. {REASONS.get(n, _UNKNOWN)}", subsequent_indent="  ") for n in names]
-    return "\n".join(["Not reached, and why:", "", *reasons]) if reasons else ""
+    return (
+        "\n".join(
+            [
+                "Not reached, and why (numbers that no row shows are of side measurements, without a record):",
+                "",
+                *reasons,
+            ]
+        )
+        if reasons
+        else ""
+    )
 
 
 def _notes(rows: Sequence[dict[str, Any]]) -> str:

@@ -211,7 +211,10 @@ class Schema:
             return array
         if array.shape[1:] != f.shape or _dtype_name(value, array) != f.dtype:
             got = f"{_dtype_name(value, array)}{list(array.shape[1:])}"
-            raise SchemaError(f"field {f.name!r} holds {f.dtype}{list(f.shape or ())} per sample; got {got}")
+            raise SchemaError(
+                f"field {f.name!r} holds {f.dtype}{list(f.shape or ())} per sample; got {got}. Convert the samples, or "
+                "keep them in a memory of their own, with another storage directory"
+            )
         return array
 
     def _bytes_column(self, f: Field, value: Any) -> Sequence[Any]:

@@ -95,9 +95,10 @@ what we think, and were not tested.
   storage 3 to 9 %, and 17 %. The first row of each block has six repetitions, the others two; they were measured in
   several sittings over a day. Waiting for slow storage instead costs 15 to 81 % more.
 - **Swaps in the background are as good as swaps that training waits for**: +0.1 ± 0.4 for ER, -0.1 ± 0.2 for DER++
-  (`workers`, twenty seeds), though up to one swap in six is dropped there, as a step takes less than a millisecond and
-  a run beside it syncs the device at every step. An earlier run of ten seeds gave ER -1.5 ± 1.4; so the seeds were
-  doubled. And ER with 500 slots and swaps is as good as with everything in RAM: +0.2 ± 0.6, by seed (`ceiling`).
+  (`workers`, twenty seeds). In its DER++ runs up to one swap in six was dropped, for a step takes about a millisecond
+  and a run beside them synced the device at every step; ER's are those of `ceiling`. An earlier run of ten seeds gave
+  ER -1.5 ± 1.4; so the seeds were doubled. And ER with 500 slots and swaps is as good as with everything in RAM:
+  +0.2 ± 0.6, by seed (`ceiling`).
 - **Many lines say "within noise".** Three seeds leave intervals of up to 16 points to either side; short runs on CIFAR
   have eight.
 - **Two records are older than the code**: `tasks-50` and `speed`, of 16 November; the others are of the 18th. What has
