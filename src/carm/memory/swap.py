@@ -19,14 +19,12 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from socket import socketpair
@@ -54,6 +52,7 @@ from carm.memory.orders import (
     compact,
     perform,
 )
+from carm.memory.pipe import Pipe
 from carm.memory.ram import Layout, scatter
 from carm.memory.record import Bytes
 from carm.memory.shared import SharedBlock
@@ -316,34 +315,46 @@ class ProcessWorker(Worker):
             start_new_session=True,  # Ctrl-C is for the training process, which then tells us to stop
         )
         theirs.close()
-        self._pipe = Connection(ours.detach())
-        _PIPES.add(self._pipe)
+        self._pipe = Pipe(ours.detach())
         self._broken = False
         # The pipe may be full while the helper is busy, and `send` must not wait: training would, and if the other
-        # direction were full too, both sides would for ever.
+        # direction were full too, both sides would for ever. So what might not fit is posted by a thread.
         self._orders: SimpleQueue[Any] = SimpleQueue()
+        self._queued = self._posted = 0
         self._sender = threading.Thread(target=self._post, name="carm-send", daemon=True)
-        self._orders.put((plan, shared.size))
+        self._queue((plan, shared.size))
         self._sender.start()
+
+    def _queue(self, order: Any) -> None:
+        self._queued += 1
+        self._orders.put(order)
 
     def _post(self) -> None:
         try:
             while True:
                 order = self._orders.get()
                 self._pipe.send(order)
+                self._posted += 1
                 if order is _STOP:
                     return
         except Exception:
             self._broken = True  # `alive` tells; whoever looks after the worker starts another
 
     def send(self, order: Order) -> None:
-        self._orders.put(order)
+        try:
+            if isinstance(order, ReadOrder) and self._posted == self._queued and not self._broken:
+                with uninterrupted():  # not in the middle of a message
+                    if self._pipe.send_at_once(order):
+                        return
+        except OSError:
+            self._broken = True
+        self._queue(order)
 
     def receive(self, timeout: float = 0.0) -> deque[Report]:
         try:
-            while not self._broken and self._pipe.poll(0 if self.inbox else timeout):
-                with uninterrupted():  # not in the middle of a message
-                    self.inbox.append(self._pipe.recv())
+            while not self._broken and self._pipe.ready(0 if self.inbox else timeout):
+                with uninterrupted():
+                    self.inbox.append(self._pipe.receive())
         except (EOFError, OSError):
             self._broken = True
         return self.inbox
@@ -355,11 +366,11 @@ class ProcessWorker(Worker):
     def close(self) -> None:
         if self._pipe.closed:
             return
-        self._orders.put(_STOP)
+        self._queue(_STOP)
         until = time.monotonic() + 60
         with contextlib.suppress(EOFError, OSError):  # until it has said all, and hung up
-            while not self._broken and self._pipe.poll(max(until - time.monotonic(), 0)):
-                self.inbox.append(self._pipe.recv())
+            while not self._broken and self._pipe.ready(max(until - time.monotonic(), 0)):
+                self.inbox.append(self._pipe.receive())
         self._pipe.close()
         try:
             self.process.wait(timeout=max(until - time.monotonic(), 1))
@@ -369,31 +380,18 @@ class ProcessWorker(Worker):
         self._sender.join()
 
 
-# A forked child has a copy of our end of the pipe: helpers would not notice that we are gone, and keep the lock.
-_PIPES: weakref.WeakSet[Connection] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for pipe in list(_PIPES):
-        with contextlib.suppress(OSError):
-            pipe.close()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 def helper(pipe_fd: int, memory_fd: int) -> None:
     """The helper process's main function. It ends when told to, or when the training process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe = Connection(pipe_fd)
+    pipe = Pipe(pipe_fd)
 
     def get(block: bool) -> Any:
-        if not block and not pipe.poll(0):
+        if not block and not pipe.ready():
             raise Empty
-        return pipe.recv()
+        return pipe.receive()
 
     try:
-        plan, size = pipe.recv()
+        plan, size = pipe.receive()
         shared = SharedBlock.attach(memory_fd, size)
         serve(get, pipe.send, Executor(plan, plan.layout.arrays(shared).arena))
     except (EOFError, BrokenPipeError, ConnectionResetError):

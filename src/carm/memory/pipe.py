@@ -1,0 +1,121 @@
+"""How the training process and a helper process talk: orders one way, reports the other, over a pair of sockets.
+
+Reads come in every step of training, so they are written as plain bytes: pickle takes four times as long for them.
+Everything else is pickled; large arrays are sent as they are, for pickling would copy them twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import struct
+import sys
+import weakref
+from multiprocessing.connection import Connection
+from socket import SO_SNDBUF, SOL_SOCKET, socket
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carm.memory.orders import ReadDone, ReadOrder
+
+_HEADER = struct.Struct("<4q")  # kind, ticket, number of records (or of arrays that follow), number of blocks
+_PICKLED, _READ, _READ_ONE_SIZE, _READ_DONE = range(4)
+_LARGE = 4096  # bytes of an array that is sent by itself
+
+
+class Pipe:
+    """One end. It may be sent to by one thread and received from by another."""
+
+    def __init__(self, fd: int) -> None:
+        self._connection = Connection(fd)
+        _OPEN.add(self)
+        # (`Connection.poll` makes one of these every time, and takes seven times as long.)
+        self._incoming, self._outgoing = select.poll(), select.poll()
+        self._incoming.register(fd, select.POLLIN)
+        self._outgoing.register(fd, select.POLLOUT)
+        with socket(fileno=os.dup(fd)) as end:
+            # A socket that counts as writable has a buffer that is a quarter full at most (on Linux), and what is sent
+            # takes up to twice its size there: with an eighth of it there is room to spare.
+            self._fits = end.getsockopt(SOL_SOCKET, SO_SNDBUF) // 8 if sys.platform == "linux" else 0
+
+    def ready(self, seconds: float = 0.0) -> bool:
+        """Whether there is something to receive (or the other end was closed) now, or before so many seconds pass."""
+        return bool(self._incoming.poll(seconds * 1e3))
+
+    def send(self, message: Any) -> None:
+        """Send a message; waits while the other side is busy and does not receive."""
+        arrays: list[pickle.PickleBuffer] = []
+        self._connection.send_bytes(_encode(message, arrays))
+        for array in arrays:
+            self._connection.send_bytes(array.raw())
+
+    def send_at_once(self, order: ReadOrder) -> bool:
+        """Send an order if that needs no waiting; otherwise returns False."""
+        if not self._fits or not self._outgoing.poll(0):
+            return False
+        data = _encode(order, [])
+        if len(data) > self._fits:
+            return False
+        self._connection.send_bytes(data)
+        return True
+
+    def receive(self) -> Any:
+        """The next message; waits for it. Raises EOFError if there will be none."""
+        data = self._connection.recv_bytes()
+        kind, ticket, n, blocks = _HEADER.unpack_from(data)
+        at = _HEADER.size
+        if kind == _PICKLED:
+            return pickle.loads(memoryview(data)[at:], buffers=[self._connection.recv_bytes() for _ in range(n)])
+        if kind == _READ_DONE:
+            return ReadDone(ticket, np.frombuffer(data, bool, n, at))
+        offsets, sums = np.frombuffer(data, np.int64, n, at), np.frombuffer(data, np.uint64, n, at + 8 * n)
+        sizes = np.frombuffer(data, np.int64, n, at + 16 * n + 8 * blocks) if kind == _READ else None
+        return ReadOrder(ticket, offsets, sizes, sums, np.frombuffer(data, np.int64, blocks, at + 16 * n))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._connection.closed
+
+
+def _words(numbers: NDArray[np.integer]) -> bytes:
+    return numbers.astype(np.int64, copy=False).tobytes()
+
+
+def _encode(message: Any, arrays: list[pickle.PickleBuffer]) -> bytes:
+    """A message as bytes, but for its large arrays, which are appended to `arrays`."""
+    if isinstance(message, ReadOrder):
+        kind = _READ_ONE_SIZE if message.sizes is None else _READ
+        data = _HEADER.pack(kind, message.ticket, len(message.sums), len(message.blocks))
+        data += _words(message.offsets) + message.sums.tobytes() + _words(message.blocks)
+        return data if message.sizes is None else data + _words(message.sizes)
+    if isinstance(message, ReadDone):
+        return _HEADER.pack(_READ_DONE, message.ticket, len(message.ok), 0) + message.ok.tobytes()
+
+    def pickled(array: pickle.PickleBuffer) -> bool:
+        small = array.raw().nbytes < _LARGE
+        if not small:
+            arrays.append(array)
+        return small
+
+    data = pickle.dumps(message, 5, buffer_callback=pickled)
+    return _HEADER.pack(_PICKLED, 0, len(arrays), 0) + data
+
+
+# A forked child has a copy of our end: helpers would not notice that we are gone, and keep the lock.
+_OPEN: weakref.WeakSet[Pipe] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pipe in list(_OPEN):
+        with contextlib.suppress(OSError):
+            pipe.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
