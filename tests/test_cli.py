@@ -56,7 +56,7 @@ def variable(tmp_path: Path) -> Path:
 def damage(directory: Path, number: int) -> None:
     """Flip a bit of the sample with this id."""
     with Store(directory, readonly=True) as store:
-        offset = int(store.offsets[store.handles_of([number])[0]])
+        offset = int(store.index.offsets[store.index.find([number])[0]])
     with open(directory / "extents.dat", "r+b") as file:
         file.seek(offset + 3)
         byte = file.read(1)[0]

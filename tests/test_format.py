@@ -109,11 +109,11 @@ def test_the_independent_reader_agrees(tmp_path: Path) -> None:
     ) as store:  # less than comes in, so that some are evicted and their extents used again
         for _ in range(8):
             store.append(samples(rng, 10))
-        store.delete(store.ids[store.live_handles()][:3])
+        store.delete(store.ids[:3])
         found = read_store(tmp_path)  # while it is open
     assert found.keys() == read_store(tmp_path).keys()
     with Store(tmp_path, readonly=True) as store:
-        ids = store.ids[store.live_handles()]
+        ids = store.ids
         assert list(found) == ids.tolist()
         assert len(ids) == 37
         expected = store.read(ids)
@@ -134,9 +134,9 @@ def test_worked_example(tmp_path: Path) -> None:
         (number,) = store.append(
             {"x": [b"carousel memory"], "y": [3], "z": np.array([[0.5, -1, 2]], np.float32)},
         )
-        handle = store.handles_of([number])[0]
-        offset, size = int(store.offsets[handle]), int(store.sizes[handle])
-        total, schema = int(store.sums[handle]), store.schema
+        handle = store.index.find([number])[0]
+        offset, size = int(store.index.offsets[handle]), int(store.index.sizes[handle])
+        total, schema = int(store.index.sums[handle]), store.schema
     record = (tmp_path / "extents.dat").read_bytes()[offset : offset + size]
     dump = "\n".join(f"{at:04x}  {record[at : at + 16].hex(' ')}" for at in range(0, size, 16))
     assert f"```\n{dump}\n```" in DOCUMENT

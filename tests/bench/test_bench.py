@@ -229,7 +229,7 @@ def test_stores_are_made_once(work: Workspace) -> None:
     path = work.small()
     assert work.small() == path
     with Store(path, readonly=True) as store:
-        assert store.count == TINY.small_records
+        assert len(store) == TINY.small_records
     work.discard("small")
     assert not path.exists()
 

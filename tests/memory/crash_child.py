@@ -45,7 +45,7 @@ class Worker:
         self.say("open", self.ids())
 
     def ids(self) -> list[int]:
-        out: list[int] = self.store.ids[self.store.live_handles()].tolist()
+        out: list[int] = self.store.ids.tolist()
         return out
 
     def append(self) -> None:

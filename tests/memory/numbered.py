@@ -61,28 +61,29 @@ def check(got: dict[str, Any], numbers: Any, schema: Schema = FIXED, labels: Any
 
 def extents_of(store: Any) -> np.ndarray:
     """(start, end) of every extent that is in use, ascending: of the living, and of the dead that could come back."""
-    live = store.live_handles()
-    starts = np.concatenate([store.offsets[live], *(g[1] for g in store._grave)])
-    sizes = np.concatenate([store.sizes[live].astype(np.int64), *(g[2] for g in store._grave)])
+    live = store.index.live()
+    starts = np.concatenate([store.index.offsets[live], *(g[1] for g in store._grave)])
+    sizes = np.concatenate([store.index.sizes[live].astype(np.int64), *(g[2] for g in store._grave)])
     order = np.argsort(starts)
     return np.stack([starts[order], (starts + -(-sizes // 512) * 512)[order]], axis=1)
 
 
 def check_index(store: Any) -> None:
     """What holds for an open store between two calls."""
-    live = store.live_handles()
-    assert len(store) == store.count == len(live) == len(store.sets)
-    ids = store.ids[live]
+    live = store.index.live()
+    assert len(store) == len(live) == len(store.index.sets)
+    ids = store.index.ids[live]
     assert (np.diff(ids) > 0).all(), "an id twice"
+    assert np.array_equal(store.ids, ids)
     assert not len(ids) or int(ids[-1]) < store.next_id
     used = extents_of(store)
     assert (used[1:, 0] >= used[:-1, 1]).all(), "extents overlap"
     assert not (used % 512).any()
-    assert store.live_bytes == int((-(-store.sizes[live].astype(np.int64) // 512) * 512).sum())
+    assert store.index.live_bytes == int((-(-store.index.sizes[live].astype(np.int64) // 512) * 512).sum())
     taken = int((used[:, 1] - used[:, 0]).sum())
     doomed = int((-(-store._doomed["size"].astype(np.int64) // 512) * 512).sum())
     assert store.extents.used == taken + doomed
     assert store.extents.used + store.extents.free == store.extents.end, "room is lost"
-    assert store.retained == taken - store.live_bytes
-    assert (live < store._top_handle).all()
-    assert len(live) + len(store._free_handles) == store._top_handle
+    assert store.retained == taken - store.index.live_bytes
+    assert (live < store.index._top).all()
+    assert len(live) + len(store.index._free) == store.index._top

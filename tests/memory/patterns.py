@@ -125,20 +125,21 @@ def audit(memory: Memory, *, loose: set[int] | None = None, unsent: int = 0) -> 
     ordered = [int(x) for s in swaps for x in s.slots]
     assert len(set(ordered)) == len(ordered), "a slot has two orders"
     assert sorted(ordered) == np.flatnonzero(carousel.in_flight).tolist()
-    assert store.count == len(store.sets) == len(store.live_handles())
+    assert len(store) == len(store.index.sets) == len(store.index.live())
     stored = used[ram.handles[used] >= 0]
-    assert (store.ids[ram.handles[stored]] == ram.ids[stored]).all(), "a slot's handle is of another sample"
+    assert (store.index.ids[ram.handles[stored]] == ram.ids[stored]).all(), "a slot's handle is of another sample"
     waiting = {int(i) for ids in intake.buffer.ids for i in ids}
     if intake.writing is not None:
         waiting |= set(intake.writing[1].tolist())
     for slot in used[ram.handles[used] < 0].tolist():
         assert int(ram.ids[slot]) in waiting | (loose or set()), f"sample {ram.ids[slot]} is in RAM and nowhere else"
-    held = {h for label in store.sets.labels for h in store.sets.members(label).tolist() if not store.sets.is_open(h)}
+    sets = store.index.sets
+    held = {h for label in sets.labels for h in sets.members(label).tolist() if not sets.is_open(h)}
     expected = set(ram.handles[stored].tolist()) | {int(h) for s in swaps for h in s.handles}
     if intake.writing is not None:
         expected |= set(intake.writing[0].victims)
     assert held == expected, "the store holds other samples than those in RAM or on their way"
-    assert not set(store.ids[store.live_handles()].tolist()) & waiting, "a sample is stored and waits to be stored"
+    assert not set(store.ids.tolist()) & waiting, "a sample is stored and waits to be stored"
     waits = memory.stats()["stream_samples"]
     assert stats.added == stats.stored + stats.unstored + waits + unsent, "samples were lost on their way to storage"
 

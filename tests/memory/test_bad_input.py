@@ -329,9 +329,9 @@ def test_a_selection_that_writes_in_its_arrays(tmp_path: Path) -> None:
         assert memory._ram is not None and (memory._ram.handles[memory.slots] >= 0).all()
         assert 77 not in memory.class_counts()
         assert memory.store is not None
-        live = memory.store.live_handles()
-        labels = memory.store.read(memory.store.ids[live])["y"].tolist()
-        assert labels == [memory.store.sets.label(h) for h in live.tolist()]
+        live = memory.store.index.live()
+        labels = memory.store.read(memory.store.index.ids[live])["y"].tolist()
+        assert labels == [memory.store.index.sets.label(h) for h in live.tolist()]
 
 
 @pytest.mark.parametrize(("select", "signal"), [(Herding, "features"), (UncertaintySpread, "uncertainty")])

@@ -141,7 +141,7 @@ def inspect(directory: Path, schema: str, capacity: Any) -> set[int]:
             check_index(store)
             assert store.corrupt == 0
             assert all(not bad for _, bad in store.verify()), "a torn sample"
-            ids = store.ids[store.live_handles()].tolist()
+            ids = store.ids.tolist()
             if not catalogues and ids:
                 check(store.read(ids), ids, SCHEMAS[schema])
             assert store.catalogue is not None

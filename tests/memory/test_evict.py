@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carm.memory.classes import ClassSets
 from carm.memory.evict import choose, window
-from carm.memory.index import ClassSets
 
 
 def make(counts: dict[int, int], held: dict[int, int] | None = None) -> ClassSets:

@@ -691,10 +691,11 @@ def test_opening_a_store_of_many_classes(tmp_path: Path) -> None:
         begun = time.process_time()
         chosen = choose_balanced(ram, store, 6000, np.random.default_rng(0))
         seconds = time.process_time() - begun
-        assert sorted(np.unique(store.ids[chosen] % 4000, return_counts=True)[1].tolist()) == [1] * 2000 + [2] * 2000
+        _, times = np.unique(store.index.ids[chosen] % 4000, return_counts=True)
+        assert sorted(times.tolist()) == [1] * 2000 + [2] * 2000
         assert seconds < 0.7, f"{seconds:.2f} s"
         for handle in chosen.tolist():
-            store.sets.release(handle)
+            store.index.sets.release(handle)
 
 
 @pytest.mark.parametrize("size", [{"ram": "150kB", "queue": 4}, {"slots": 30}], ids=["ram", "slots"])

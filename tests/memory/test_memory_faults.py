@@ -145,7 +145,7 @@ def test_a_killed_helper_is_noticed_by_a_training_loop(tmp_path: Path) -> None:
         assert stats["stored_samples"] == 200 + 2 * step
         audit(memory)
         assert memory.store is not None
-        ids = memory.store.ids[memory.store.live_handles()]
+        ids = memory.store.ids
         assert keys_of(memory.store.read(ids)).tolist() == [i if i < 200 else i + 800 for i in ids.tolist()]
 
 
@@ -432,7 +432,7 @@ def test_the_store_says_that_a_write_is_under_way(tmp_path: Path) -> None:
     with stored(tmp_path, 100, slots=10, swap="thread", throttle="20kB/s", write_batch=100) as memory:
         store = memory.store
         assert store is not None
-        outside = next(int(store.ids[h]) for h in store.live_handles().tolist() if store.sets.is_open(h))
+        outside = next(int(store.index.ids[h]) for h in store.index.live().tolist() if store.index.sets.is_open(h))
         memory.add(**numbered(100, 1000))  # 72 bytes each: 0.36 s
         with pytest.raises(StoreError, match=r"a write .* is under way; call flush\(\) of its memory first"):
             store.delete([outside])
@@ -519,10 +519,10 @@ def test_a_damaged_record_is_dropped_and_training_goes_on(tmp_path: Path, kind: 
         store = memory.store
         assert store is not None
         assert memory._ram is not None
-        outside = [h for h in store.live_handles().tolist() if store.sets.is_open(h)][:10]
+        outside = [h for h in store.index.live().tolist() if store.index.sets.is_open(h)][:10]
         with open(tmp_path / extentfile.NAME, "r+b") as file:
             for handle in outside:
-                file.seek(int(store.offsets[handle]) + 5)
+                file.seek(int(store.index.offsets[handle]) + 5)
                 file.write(b"\xff\x00\xff")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -549,10 +549,10 @@ def test_a_damaged_record_where_warnings_are_errors(tmp_path: Path, kind: str) -
     with stored(tmp_path, 60, slots=20, swap=kind) as memory:
         store = memory.store
         assert store is not None
-        outside = [h for h in store.live_handles().tolist() if store.sets.is_open(h)]
+        outside = [h for h in store.index.live().tolist() if store.index.sets.is_open(h)]
         with open(tmp_path / extentfile.NAME, "r+b") as file:
             for handle in outside[::2]:
-                file.seek(int(store.offsets[handle]) + 5)
+                file.seek(int(store.index.offsets[handle]) + 5)
                 file.write(b"\xff\x00\xff")
         told = 0
         with warnings.catch_warnings():
@@ -577,16 +577,16 @@ def test_a_damaged_record_of_a_sample_in_ram_is_told_and_kept(tmp_path: Path) ->
         assert store is not None and ram is not None
         slot = int(memory.slots[0])
         inside = int(ram.handles[slot])
-        outside = next(h for h in store.live_handles().tolist() if store.sets.is_open(h))
+        outside = next(h for h in store.index.live().tolist() if store.index.sets.is_open(h))
         with open(tmp_path / extentfile.NAME, "r+b") as file:
             for handle in (inside, outside):
-                file.seek(int(store.offsets[handle]) + 5)
+                file.seek(int(store.index.offsets[handle]) + 5)
                 file.write(b"\xff\x00\xff")
-        both = store.ids[[inside, outside]]
+        both = store.index.ids[[inside, outside]]
         with pytest.warns(CorruptRecord), pytest.raises(StoreError, match="do not match their checksums"):
             store.read(both)
         assert memory.stats()["corrupt"] == 1
-        assert int(ram.handles[slot]) == inside and int(both[0]) in store.ids[store.live_handles()]
+        assert int(ram.handles[slot]) == inside and int(both[0]) in store.ids
         audit(memory)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CorruptRecord)
@@ -601,7 +601,7 @@ def test_damage_found_when_opening(tmp_path: Path) -> None:
         memory.add(**numbered(20))
         memory.flush()
         assert memory.store is not None
-        offset = int(memory.store.offsets[3])
+        offset = int(memory.store.index.offsets[3])
     with open(tmp_path / extentfile.NAME, "r+b") as file:
         file.seek(offset)
         file.write(b"\xff\x00\xff")
@@ -646,7 +646,7 @@ def test_a_full_device_evicts_and_goes_on(tmp_path: Path) -> None:
             assert stats["stored"] + stats["unstored"] == stats["added"] == 64 * 40, stats
             assert 1000 < stats["stored_samples"] < 1400, stats
             assert stats["evicted"] == 2560 - stats["stored_samples"], stats
-            ids = memory.store.ids[memory.store.live_handles()]
+            ids = memory.store.ids
             assert keys_of(memory.store.read(ids), BIG).tolist() == ids.tolist()
             assert len(memory) == 50
             audit(memory)
@@ -681,7 +681,7 @@ def test_a_device_too_small_for_ram(tmp_path: Path) -> None:
         stats = memory.stats()
         assert stats["unstored"] > 300, stats
         assert stats["stored"] + stats["unstored"] == 960, stats
-        ids = memory.store.ids[memory.store.live_handles()]
+        ids = memory.store.ids
         assert len(ids) > 400
         assert keys_of(memory.store.read(ids), BIG).tolist() == ids.tolist()
         memory.close()

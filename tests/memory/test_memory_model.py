@@ -149,7 +149,7 @@ class MemoryModel(RuleBasedStateMachine):
         memory.flush()
         assert memory.stats()["stream_samples"] == memory.stats()["queue_depth"] == 0
         if self.stored and memory.store is not None and memory.store.schema is not None and not self.evicts:
-            ids = set(memory.store.ids[memory.store.live_handles()].tolist())
+            ids = set(memory.store.ids.tolist())
             assert ids == set(self.samples) - self.kept_out, "not everything that was added is stored"
 
     @rule(slots=st.integers(1, 12))
@@ -189,7 +189,7 @@ class MemoryModel(RuleBasedStateMachine):
         if memory._ram is not None:
             out |= {"ids": memory._ram.ids.tolist(), "labels": memory.labels.tolist(), "layout": memory._ram.layout}
         if memory.store is not None and memory.store.schema is not None:
-            out["stored"] = sorted(memory.store.ids[memory.store.live_handles()].tolist())
+            out["stored"] = sorted(memory.store.ids.tolist())
         return out
 
     @precondition(lambda self: self.saved is not None)
@@ -223,7 +223,7 @@ class MemoryModel(RuleBasedStateMachine):
             self.saved = None
         store = self.memory.store
         if store is not None and store.schema is not None and self.schema.fixed:
-            assert len(self.memory) == min(self.memory.capacity, store.count), "RAM was not filled from storage"
+            assert len(self.memory) == min(self.memory.capacity, len(store)), "RAM was not filled from storage"
 
     # -- what must hold ----------------------------------------------------------------------------------------------
 
@@ -245,9 +245,9 @@ class MemoryModel(RuleBasedStateMachine):
         assert memory._stats.worker_restarts == 0
         if memory.store is not None and memory.store.schema is not None:
             if self.capacity is not None:
-                assert memory.store.count <= self.capacity
+                assert len(memory.store) <= self.capacity
             elif self.limit is not None:
-                assert memory.store.live_bytes <= self.limit
+                assert memory.store.index.live_bytes <= self.limit
                 # What has died stays for checkpoints that may be gone back to, up to a quarter beyond the limit.
                 assert (self.directory / "store" / EXTENTS).stat().st_size <= self.limit * 5 // 4
             else:
@@ -265,8 +265,8 @@ class MemoryModel(RuleBasedStateMachine):
     def _check_store(self, memory: Memory) -> None:
         memory.flush()
         store = memory.store
-        if store is not None and store.schema is not None and store.count:
-            ids = store.ids[store.live_handles()]
+        if store is not None and store.schema is not None and len(store):
+            ids = store.ids
             expected = [self.samples[i][0] for i in ids.tolist()]
             assert keys_of(store.read(ids), self.schema, MOST).tolist() == expected
 

@@ -84,7 +84,7 @@ def picture(memory: Memory) -> dict[str, Any]:
         digest.update(x.tobytes())
     out["bytes"] = digest.hexdigest()
     if memory.store is not None:
-        out["stored"] = memory.store.ids[memory.store.live_handles()].tolist()
+        out["stored"] = memory.store.ids.tolist()
     return out
 
 
@@ -473,7 +473,7 @@ def test_a_state_whose_samples_are_damaged(quick: Path) -> None:
         assert memory.store is not None
         assert memory._ram is not None
         handle = int(memory._ram.handles[memory.slots].max())
-        offset = int(memory.store.offsets[handle])
+        offset = int(memory.store.index.offsets[handle])
     with open(quick / EXTENTS, "r+b") as file:
         file.seek(offset)
         file.write(b"\xff\x00\xff")
@@ -536,11 +536,11 @@ def test_a_state_of_a_store_that_has_lost_its_end(quick: Path) -> None:
         state = saved(memory)
         store, ram = memory.store, memory._ram
         assert store is not None and ram is not None
-        live = store.live_handles()
-        needed = int((store.offsets + store.sizes)[ram.handles[memory.slots]].max())
-        lost = live[store.offsets[live] >= needed]
+        live = store.index.live()
+        needed = int((store.index.offsets + store.index.sizes)[ram.handles[memory.slots]].max())
+        lost = live[store.index.offsets[live] >= needed]
         assert len(lost), "there is nothing behind the last sample in RAM"
-        labels = {int(store.ids[h]): store.sets.label(h) for h in live.tolist() if h not in lost}
+        labels = {int(store.index.ids[h]): store.index.sets.label(h) for h in live.tolist() if h not in lost}
         corrupt = store.corrupt
     os.truncate(quick / EXTENTS, needed)
     with warnings.catch_warnings():
@@ -550,7 +550,7 @@ def test_a_state_of_a_store_that_has_lost_its_end(quick: Path) -> None:
     with memory:
         store = memory.store
         assert store is not None
-        assert {int(store.ids[h]): store.sets.label(h) for h in store.live_handles().tolist()} == labels
+        assert {int(store.index.ids[h]): store.index.sets.label(h) for h in store.index.live().tolist()} == labels
         assert store.corrupt == corrupt + len(lost)
         audit(memory)
         for _ in range(20):

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carm.memory.index import ClassSets
+from carm.memory.classes import ClassSets
 from carm.memory.select import (
     EqualShare,
     GreedyBalanced,

@@ -47,11 +47,11 @@ def fill(store: Store, n: int, *, batch: int = 64, label: int | None = None) -> 
 
 
 def living(store: Store) -> list[int]:
-    return store.ids[store.live_handles()].tolist()
+    return store.ids.tolist()
 
 
 def counts(store: Store) -> dict[int, int]:
-    return {label: store.sets.count(label) for label in store.sets.labels}
+    return {label: store.index.sets.count(label) for label in store.index.sets.labels}
 
 
 # -- storing and reading -----------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_what_goes_in_comes_out(base: Path, schema: Schema) -> None:
 def test_the_schema_may_come_with_the_first_sample(base: Path) -> None:
     with Store(base) as store:
         assert store.schema is None and len(store) == 0 and living(store) == []
-        assert store.handles_of([1, 2]).tolist() == [-1, -1] and store.index_bytes < 100
+        assert store.index.find([1, 2]).tolist() == [-1, -1] and store.index_bytes < 100
         assert list(store.verify()) == []
         with pytest.raises(KeyError, match="no sample with id 5"):
             store.read([5])
@@ -128,7 +128,7 @@ def test_labels_of_every_kind(base: Path) -> None:
     with Store(base, capacity=5) as store:
         ids = living(store)
         check(store.read(ids), ids, FIXED, [labels[i] for i in ids])
-        assert set(store.sets.labels) == {labels[i] for i in ids}
+        assert set(store.index.sets.labels) == {labels[i] for i in ids}
 
 
 def test_large_and_tiny_records(base: Path) -> None:
@@ -162,7 +162,7 @@ def test_in_the_steady_state_the_file_does_not_grow(base: Path, schema: Schema, 
         size = os.path.getsize(base / "extents.dat")
         if isinstance(capacity, str):
             assert size <= 100_000
-            assert store.live_bytes > (0.8 if schema.fixed else 0.6) * 100_000, "capacity is wasted"
+            assert store.index.live_bytes > (0.8 if schema.fixed else 0.6) * 100_000, "capacity is wasted"
         else:
             assert len(store) == 100
             assert max(ends) <= 1.1 * min(ends) + 16 * 4096
@@ -224,8 +224,8 @@ def test_eviction_is_uniform_within_a_class(base: Path) -> None:
 def test_held_samples_are_never_evicted(base: Path) -> None:
     with Store(base, schema=FIXED, capacity=20) as store:
         held = fill(store, 12, label=3)[:12]
-        for handle in store.handles_of(held).tolist():
-            store.sets.hold(handle)
+        for handle in store.index.find(held).tolist():
+            store.index.sets.hold(handle)
         for _ in range(30):
             fill(store, 8, label=3)
             assert set(held) <= set(living(store)) and len(store) == 20
@@ -238,7 +238,7 @@ def test_the_room_of_unreadable_samples_is_used_before_that_of_others(base: Path
     with Store(base, schema=FIXED, capacity="8199") as store:
         fill(store, 10, batch=5)
         with pytest.warns(UserWarning, match="dropped"):
-            store.discard(store.handles_of([0, 1, 2]).tolist())
+            store.discard(store.index.find([0, 1, 2]).tolist())
         fill(store, 8, batch=8, label=0)
         assert [i for i in range(10) if i not in living(store) and i % 5] == [1, 2]
         check_index(store)
@@ -249,8 +249,8 @@ def test_the_room_of_unreadable_samples_is_used_before_that_of_others(base: Path
 def test_when_everything_is_held_new_ones_are_left_out(base: Path) -> None:
     with Store(base, schema=FIXED, capacity=10) as store:
         ids = fill(store, 10)
-        for handle in store.handles_of(ids).tolist():
-            store.sets.hold(handle)
+        for handle in store.index.find(ids).tolist():
+            store.index.sets.hold(handle)
         assert store.append(samples(range(10, 13))).tolist() == [-1, -1, -1]
         assert living(store) == ids and store.evicted == 3
 
@@ -263,7 +263,7 @@ def test_pinned_ones_are_left_out_last(base: Path) -> None:
         assert order.indices.tolist() == [0, 2, 4, 6] and order.left_out == 4
         perform(order, store.file, store.catalogue)  # type: ignore[arg-type]
         handles = store.confirm(order)
-        assert store.ids[handles].tolist() == [0, 2, 4, 6]
+        assert store.index.ids[handles].tolist() == [0, 2, 4, 6]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_sample_larger_than_the_store_holds_nobody_where_warnings_are_errors(b
             with pytest.raises(UserWarning, match="larger than the store may be"):
                 store.append(both)
         assert living(store) == before
-        assert store.sets.are_open(store.live_handles()).all()
+        assert store.index.sets.are_open(store.index.live()).all()
         check_index(store)
 
 
@@ -318,12 +318,13 @@ def test_a_large_sample_takes_the_place_of_neighbours_only(base: Path) -> None:
     """Where sizes vary, room in one piece is what counts: it must not cost more samples than lie in that piece."""
     with Store(base, schema=VARIABLE, capacity="1MB") as store:
         fill(store, 1500)
-        while store.live_bytes < 850_000:
+        while store.index.live_bytes < 850_000:
             fill(store, 16)
-        before, bytes_before = len(store), store.live_bytes
+        before, bytes_before = len(store), store.index.live_bytes
         large = {"x": [bytes(100_000)], "y": [0], "z": np.zeros((1, 3), np.float32), "note": [b""]}
         assert store.append(large).tolist() != [-1]
-        assert bytes_before - (store.live_bytes - 100_352) < 220_000, "much more was evicted than the sample needs"
+        evicted = bytes_before - (store.index.live_bytes - 100_352)
+        assert evicted < 220_000, "much more was evicted than the sample needs"
         assert before - len(store) < 200
         check_index(store)
 
@@ -331,20 +332,20 @@ def test_a_large_sample_takes_the_place_of_neighbours_only(base: Path) -> None:
 def test_no_room_between_held_ones(base: Path) -> None:
     """Held samples lie everywhere, so there is no room in one piece: StoreFull, and nothing is lost."""
     with Store(base, schema=VARIABLE, capacity="100kB") as store:
-        while store.live_bytes < 80_000:
+        while store.index.live_bytes < 80_000:
             fill(store, 4)
         ids = living(store)
-        handles = store.handles_of(ids)
-        order = np.argsort(store.offsets[handles])
+        handles = store.index.find(ids)
+        order = np.argsort(store.index.offsets[handles])
         for handle in handles[order][::3].tolist():
-            store.sets.hold(handle)
-        before, opened = living(store), [store.sets.is_open(h) for h in handles.tolist()]
+            store.index.sets.hold(handle)
+        before, opened = living(store), [store.index.sets.is_open(h) for h in handles.tolist()]
         large = {"x": [bytes(30_000)], "y": [99], "z": np.zeros((1, 3), np.float32), "note": [b""]}
         with pytest.raises(StoreFull, match="too little may be evicted"):
             store.append(large)
-        assert living(store) == before and [store.sets.is_open(h) for h in handles.tolist()] == opened
+        assert living(store) == before and [store.index.sets.is_open(h) for h in handles.tolist()] == opened
         assert store.append(large | {"x": [bytes(90_000)]}).tolist() == [-1], "all that may go would not be enough"
-        assert living(store) == before and [store.sets.is_open(h) for h in handles.tolist()] == opened
+        assert living(store) == before and [store.index.sets.is_open(h) for h in handles.tolist()] == opened
         check_index(store)
         fill(store, 8)
         check_index(store)
@@ -825,7 +826,7 @@ def test_damage_is_told_from_eviction(base: Path) -> None:
             fill(store, 10)
             bad = living(store)[0]
             with (base / "extents.dat").open("r+b") as file:
-                file.seek(int(store.offsets[store.handles_of([bad])[0]]))
+                file.seek(int(store.index.offsets[store.index.find([bad])[0]]))
                 file.write(b"\xff\x00\xff\x00")
             assert list(reader.verify()) == [(20, [bad])]
             with pytest.raises(StoreError, match=rf"samples \[{bad}\] .* do not match their checksums"):

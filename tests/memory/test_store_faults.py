@@ -42,7 +42,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def living(store: Store) -> list[int]:
-    return store.ids[store.live_handles()].tolist()
+    return store.ids.tolist()
 
 
 def fill(store: Store, n: int, batch: int = 64) -> list[int]:
@@ -138,7 +138,7 @@ def test_a_full_device(tmp_path: Path, kind: str, schema: Schema, capacity: Any)
         assert caught[0].filename == __file__
         size = os.path.getsize(device / "s" / "extents.dat")
         assert size > 8 << 20, "most of the device could be used"
-        assert store.live_bytes > 0.7 * size
+        assert store.index.live_bytes > 0.7 * size
         check_all(store)
         before = living(store)
         store.close()
@@ -273,7 +273,7 @@ def test_an_interrupt_while_writing(base: Path, monkeypatch: pytest.MonkeyPatch)
                 with pytest.raises(KeyboardInterrupt):
                     fill(store, 8)
             assert living(store) == before
-            assert all(store.sets.is_open(h) for h in store.live_handles().tolist())
+            assert all(store.index.sets.is_open(h) for h in store.index.live().tolist())
             check_all(store)
             if late:
                 fill(store, 8)
@@ -302,7 +302,7 @@ def test_ctrl_c_between_the_steps_of_an_append(base: Path, step: str, monkeypatc
             with pytest.raises(KeyboardInterrupt):
                 fill(store, 8)
         fill(store, 8)
-        assert store.sets.are_open(store.live_handles()).all()
+        assert store.index.sets.are_open(store.index.live()).all()
         check_all(store)
 
 
@@ -453,9 +453,9 @@ def test_data_is_synced_before_it_is_committed(base: Path, monkeypatch: pytest.M
 
 def _flip(base: Path, store: Store, sample: int, at: int = 9) -> None:
     """Flip a bit of a stored sample behind the store's back, and behind the page cache's."""
-    (handle,) = store.handles_of([sample]).tolist()
+    (handle,) = store.index.find([sample]).tolist()
     with (base / "extents.dat").open("r+b") as file:
-        file.seek(int(store.offsets[handle]) + at)
+        file.seek(int(store.index.offsets[handle]) + at)
         byte = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 0x10]))
@@ -476,7 +476,7 @@ def test_a_flipped_bit(base: Path, schema: Schema, engine: str) -> None:
     _flip(base, store, 40)
     assert [bad for _, bad in store.verify(batch=20)] == [[17], [], [40]]
     assert len(store) == 60 and store.corrupt == 0, "verify drops nothing"
-    _, _, ok = store.fetch(store.handles_of([16, 17, 18]))
+    _, _, ok = store.fetch(store.index.find([16, 17, 18]))
     assert ok.tolist() == [True, False, True]
     with (
         pytest.warns(CorruptRecord, match=r"samples \[17\] do not match their checksums; they are dropped") as caught,
@@ -486,7 +486,7 @@ def test_a_flipped_bit(base: Path, schema: Schema, engine: str) -> None:
     assert caught[0].filename == __file__
     assert store.corrupt == 1 and len(store) == 59
     with pytest.warns(CorruptRecord, match="40"):
-        store.discard(store.handles_of([40]).tolist())
+        store.discard(store.index.find([40]).tolist())
     assert store.corrupt == 2
     with pytest.raises(KeyError, match="17"):
         store.read([17])
@@ -525,8 +525,8 @@ def test_a_flipped_bit_seen_by_a_reader(base: Path) -> None:
 def test_a_truncated_extent_file(base: Path, schema: Schema) -> None:
     with Store(base, schema=schema) as store:
         fill(store, 100)
-        offsets = store.offsets[store.live_handles()]
-        sizes = store.sizes[store.live_handles()].astype(np.int64)
+        offsets = store.index.offsets[store.index.live()]
+        sizes = store.index.sizes[store.index.live()].astype(np.int64)
     cut = int(np.sort(offsets)[60]) + 40  # within a sample
     os.truncate(base / "extents.dat", cut)
     whole = [i for i in range(100) if offsets[i] + sizes[i] <= cut]

@@ -113,7 +113,7 @@ class StoreModel(RuleBasedStateMachine):
             return
         assert [g for g in got if g >= 0] == [i for i in ids if i in got]
         new = {i: c for i, c, g in zip(ids, labels, got, strict=True) if g >= 0}
-        living = set(self.store.ids[self.store.live_handles()].tolist())
+        living = set(self.store.ids.tolist())
         gone = set(before) - living
         assert set(new) <= living <= set(before) | set(new)
         assert gone <= opened, "one that is held was evicted"
@@ -125,7 +125,7 @@ class StoreModel(RuleBasedStateMachine):
         elif self.limit is None:
             assert len(living) == max(min(self.options["capacity"], len(before) + n), len(self.held))
         else:
-            assert self.store.live_bytes <= self.limit
+            assert self.store.index.live_bytes <= self.limit
         if self.schema.fixed or self.limit is None:
             self._balanced(
                 Counter([before[i] for i in gone] + [c for i, c in zip(ids, labels, strict=True) if i not in new])
@@ -171,7 +171,7 @@ class StoreModel(RuleBasedStateMachine):
         self.crashes += 1
         self._open()
         self.held = set()
-        found = set(self.store.ids[self.store.live_handles()].tolist())
+        found = set(self.store.ids.tolist())
         everyone = self.uncertain | self.labels
         assert set(self.labels) - set(self.uncertain) <= found <= set(everyone)
         self.labels = {i: everyone[i] for i in sorted(found)}
@@ -194,7 +194,7 @@ class StoreModel(RuleBasedStateMachine):
         """As if it could not be read: gone at once, and dead with the next commit."""
         i = data.draw(st.sampled_from(sorted(set(self.labels) - self.held)))
         with pytest.warns(CorruptRecord):
-            self.store.discard(self.store.handles_of([i]).tolist())
+            self.store.discard(self.store.index.find([i]).tolist())
         self.corrupt += 1
         self.uncertain[i] = self.labels.pop(i)
 
@@ -203,11 +203,11 @@ class StoreModel(RuleBasedStateMachine):
     def hold(self, data: st.DataObject) -> None:
         """As if RAM showed it; or no longer."""
         i = data.draw(st.sampled_from(sorted(self.labels)))
-        (handle,) = self.store.handles_of([i]).tolist()
+        (handle,) = self.store.index.find([i]).tolist()
         if i in self.held:
-            self.store.sets.release(handle)
+            self.store.index.sets.release(handle)
         else:
-            self.store.sets.hold(handle)
+            self.store.index.sets.hold(handle)
             with pytest.raises(ValueError, match="in RAM"):
                 self.store.delete([i])
         self.held ^= {i}
@@ -256,8 +256,8 @@ class StoreModel(RuleBasedStateMachine):
     # -- what always holds -------------------------------------------------------------------------------------------
 
     def _same(self) -> None:
-        live = self.store.live_handles()
-        assert self.store.ids[live].tolist() == sorted(self.labels)
+        live = self.store.index.live()
+        assert self.store.index.ids[live].tolist() == sorted(self.labels)
 
     @invariant()
     def consistent(self) -> None:
@@ -269,9 +269,9 @@ class StoreModel(RuleBasedStateMachine):
         ids = sorted(self.labels)
         check(store.read(ids), ids, self.schema, [self.labels[i] for i in ids], MOST)
         assert all(not bad for _, bad in store.verify(batch=7))
-        for i, handle in zip(ids, store.live_handles().tolist(), strict=True):
-            assert store.sets.label(handle) == self.labels[i]
-            assert store.sets.is_open(handle) == (i not in self.held)
+        for i, handle in zip(ids, store.index.live().tolist(), strict=True):
+            assert store.index.sets.label(handle) == self.labels[i]
+            assert store.index.sets.is_open(handle) == (i not in self.held)
         size = os.path.getsize(store.file.path)
         if self.limit is not None:
             assert size <= self.limit * (1.25 if self.ever_saved else 1)

@@ -505,10 +505,10 @@ def test_a_worker_finishes_what_was_sent_before_it_stops(tmp_path: Path, kind: s
         worker, ram = _worker(kind, store, Throttle(1e8, 0.01))
         for ticket in range(10):
             handles = np.array([ticket])
-            blocks = ram.allocate(store.sizes[handles].astype(np.int64))
+            blocks = ram.allocate(store.index.sizes[handles].astype(np.int64))
             assert blocks is not None
-            sizes = store.sizes[handles].astype(np.int64)
-            worker.send(ReadOrder(ticket, store.offsets[handles], sizes, store.sums[handles], blocks))
+            sizes = store.index.sizes[handles].astype(np.int64)
+            worker.send(ReadOrder(ticket, store.index.offsets[handles], sizes, store.index.sums[handles], blocks))
         assert worker.alive
         worker.close()
         worker.close()

@@ -117,7 +117,7 @@ def kept_marks(method: BiC) -> set[int]:
     memory.flush()
     found = {mark for some in in_ram(method).values() for mark in some}
     if memory.store is not None:
-        ids = memory.store.ids[memory.store.live_handles()]
+        ids = memory.store.ids
         found |= {int(m) for m in marks(memory.store.read(ids)["x"])}
     return found
 

@@ -94,7 +94,7 @@ def test_outputs_travel_with_their_samples() -> None:
         memory.flush()
         assert memory.stats()["swapped"] > 100
         assert memory.store is not None
-        stored = memory.store.read(memory.store.ids[memory.store.live_handles()])
+        stored = memory.store.read(memory.store.ids)
         assert len(stored["y"]) == 160
         assert (np.asarray(stored["logits"])[:, 0] == marks(stored["x"]) * 10).all()
     assert checked == 2 * 8 * 5 * 2 * 3  # two draws of 8, in 5 steps of 2 passes over 3 tasks
@@ -117,7 +117,7 @@ def test_online_outputs_travel_too() -> None:
         memory = method.memory
         memory.flush()
         assert memory.store is not None
-        stored = memory.store.read(memory.store.ids[memory.store.live_handles()])
+        stored = memory.store.read(memory.store.ids)
         assert sorted(marks(stored["x"]).tolist()) == list(range(72))  # every sample once, though it came by twice
         for mark, row in zip(marks(stored["x"]).tolist(), np.asarray(stored["logits"]), strict=True):
             np.testing.assert_allclose(row, said[mark], atol=1e-4)

@@ -74,7 +74,7 @@ def offsets_of(store: Path) -> tuple[NDArray[np.int64], int]:
     """Where the extents of a store with records of one size begin, and how many bytes each takes on the device."""
     with Store(store, readonly=True) as opened:
         assert opened.schema is not None
-        return opened.offsets.copy(), -(-opened.schema.head_size // 512) * 512
+        return opened.index.offsets.copy(), -(-opened.schema.head_size // 512) * 512
 
 
 @contextlib.contextmanager

@@ -153,8 +153,8 @@ def _info(arguments: argparse.Namespace) -> int:
             ("identity", store.uuid),
             ("fields", ", ".join(map(str, store.schema.fields))),
             ("label", store.schema.label),
-            ("samples", f"{store.count:,} in {len(store.sets.labels):,} classes"),
-            ("their bytes", f"{format_bytes(store.live_bytes)}, in units of 512 bytes"),
+            ("samples", f"{len(store):,} in {len(store.index.sets.labels):,} classes"),
+            ("their bytes", f"{format_bytes(store.index.live_bytes)}, in units of 512 bytes"),
             ("extents.dat", f"{format_bytes(size)}, {format_bytes(on_device)} of it on the device"),
             (
                 "free inside",
@@ -171,28 +171,28 @@ def _info(arguments: argparse.Namespace) -> int:
         ):
             facts.add_row(name, str(value))
         out.print(facts)
-        if store.count:
+        if len(store):
             out.print("", _class_table(store, every=arguments.all), sep="\n")
     return OK
 
 
 def _engine(store: Store) -> str:
-    if not store.count:
+    if not len(store):
         return "n/a: there is nothing to read"
-    kind = "the fastest just now" if store.count >= 32 else "the default: too few samples to time the others"
+    kind = "the fastest just now" if len(store) >= 32 else "the default: too few samples to time the others"
     return f"{store.engine.name} ({kind})"
 
 
 def _class_table(store: Store, *, every: bool) -> Any:
     from rich.table import Table
 
-    counts = {label: store.sets.count(label) for label in sorted(store.sets.labels)}
+    counts = {label: store.index.sets.count(label) for label in sorted(store.index.sets.labels)}
     table = Table("class", "samples", "share", box=None, pad_edge=False)
     for column in table.columns:
         column.justify = "right"
     shown = list(counts) if every else list(counts)[:_CLASSES_SHOWN]
     for label in shown:
-        table.add_row(str(label), f"{counts[label]:,}", f"{counts[label] / store.count:.1%}")
+        table.add_row(str(label), f"{counts[label]:,}", f"{counts[label] / len(store):.1%}")
     if len(shown) < len(counts):
         table.add_row("...", f"{len(counts) - len(shown):,} more", "--all")
     return table
@@ -210,9 +210,9 @@ def _verify(arguments: argparse.Namespace) -> int:
             print("0 samples: nothing has been put in this store yet")
             return OK
         suspects = _beyond_the_end(store)
-        count = store.count
+        count = len(store)
         if count:
-            mean = max(store.live_bytes // count, 1)
+            mean = max(store.index.live_bytes // count, 1)
             with progress_bar() as progress:
                 task = progress.add_task("verifying", total=count)
                 for checked, bad in store.verify(batch=max(1, min(1024, _CHUNK // mean))):
@@ -256,7 +256,7 @@ def _still_there(directory: Path, suspects: list[int]) -> list[int]:
             store = _open_to_read(directory)
         with store:
             missing = set(_beyond_the_end(store))
-            handles = store.handles_of(damaged)
+            handles = store.index.find(damaged)
             known = np.flatnonzero(handles >= 0)
             ok = np.zeros(len(known), bool)
             for part in _chunks(store, handles[known]):
@@ -286,9 +286,9 @@ def _export(arguments: argparse.Namespace) -> int:
             for part in _chunks(store, handles):
                 here = handles[part]
                 data, starts, ok = store.fetch(here)
-                bad += store.ids[here[~ok]].tolist()
+                bad += store.index.ids[here[~ok]].tolist()
                 if ok.any():
-                    writer.write(store.ids[here[ok]], store.schema.unpack(data, starts[ok]))
+                    writer.write(store.index.ids[here[ok]], store.schema.unpack(data, starts[ok]))
                 progress.advance(task, len(here))
         damaged = _still_there(arguments.directory, bad)
     gone = len(bad) - len(damaged)
@@ -305,14 +305,14 @@ def _chosen(store: Store, labels: list[int] | None, limit: int | None) -> NDArra
     """Index entries of the samples to export, by id."""
     import numpy as np
 
-    live = store.live_handles()
+    live = store.index.live()
     if labels is not None:
-        unknown = sorted(set(labels) - set(store.sets.labels))
+        unknown = sorted(set(labels) - set(store.index.sets.labels))
         if unknown:
-            known = sorted(store.sets.labels)
+            known = sorted(store.index.sets.labels)
             named = ", ".join(map(str, known[:20])) + (", ..." if len(known) > 20 else "")
             raise ValueError(f"no samples of class {unknown[0]} in {store.directory}; there are: {named or 'none'}")
-        live = live[np.isin(live, np.concatenate([store.sets.members(label) for label in labels]))]
+        live = live[np.isin(live, np.concatenate([store.index.sets.members(label) for label in labels]))]
     return live[:limit]
 
 
@@ -320,7 +320,7 @@ def _chunks(store: Store, handles: NDArray[Any]) -> Iterator[slice]:
     """Cut `handles` into pieces that take about _CHUNK bytes of RAM each."""
     import numpy as np
 
-    sizes = store.sizes[handles].astype(np.int64)
+    sizes = store.index.sizes[handles].astype(np.int64)
     piece = np.maximum(np.cumsum(sizes) // _CHUNK, np.arange(len(sizes)) // 4096)
     edges = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(sizes)]
     for begin, end in itertools.pairwise(edges):
@@ -498,7 +498,7 @@ def _open_to_read(directory: Path) -> Store:
     through a mapping, where an unreadable sector would end the process instead of being reported."""
     store = _open(directory, "aio")
     try:
-        if store.count:
+        if len(store):
             _ = store.engine
     except ValueError:
         store.close()

@@ -60,22 +60,22 @@ class Carousel:
 
     def order(self, slots: Ints, ids: Ints) -> int:
         """Order a replacement for each of `slots`, which hold the samples `ids`, as far as possible."""
-        ram, store, stats = self.ram, self.store, self.stats
+        ram, index, stats = self.ram, self.store.index, self.stats
         stats.picked += len(slots)
         slots, ids = self._fit(slots, ids)
         if not len(slots):
             return 0
         old = ram.handles[slots].astype(np.int64)
-        handles = store.sets.take_like(old, self.rng)  # what is in RAM has its slot's label
+        handles = index.sets.take_like(old, self.rng)  # what is in RAM has its slot's label
         none = handles < 0
         if np.count_nonzero(none):
             stats.dropped["no other sample"] += int(none.sum())
             slots, ids, old, handles = slots[~none], ids[~none], old[~none], handles[~none]
-        sizes = None if ram.schema.fixed else store.sizes[handles].astype(np.int64)
+        sizes = None if ram.schema.fixed else index.sizes[handles].astype(np.int64)
         blocks = ram.take_blocks(len(handles)) if sizes is None else ram.allocate(sizes)
         while blocks is None:  # only where sizes vary: the last orders make way until the rest fits
             assert sizes is not None
-            store.sets.release(int(handles[-1]))
+            index.sets.release(int(handles[-1]))
             stats.dropped["no room"] += 1
             slots, ids, old, handles, sizes = slots[:-1], ids[:-1], old[:-1], handles[:-1], sizes[:-1]
             blocks = ram.allocate(sizes)
@@ -90,7 +90,7 @@ class Carousel:
         rows = blocks.astype(np.int64)
         first = rows if sizes is None else ram.first_blocks(rows, sizes)
         self.swaps[self._ticket] = Swap(slots, ids, old, handles, rows, sizes, first, time.monotonic())
-        self._send(ReadOrder(self._ticket, store.offsets[handles], sizes, store.sums[handles], rows))
+        self._send(ReadOrder(self._ticket, index.offsets[handles], sizes, index.sums[handles], rows))
         return n
 
     def _fit(self, slots: Ints, ids: Ints) -> tuple[Ints, Ints]:
@@ -115,7 +115,7 @@ class Carousel:
 
     def publish(self, report: ReadDone) -> None:
         """The worker has read an order's records: show them, unless they are damaged or their slot has changed."""
-        ram, store, stats = self.ram, self.store, self.stats
+        ram, index, stats = self.ram, self.store.index, self.stats
         swap = self.swaps.pop(report.ticket)
         slots, handles, first = swap.slots, swap.handles, swap.first
         n = len(slots)
@@ -123,27 +123,27 @@ class Carousel:
         self.outstanding -= n
         now = time.monotonic()
         stats.aged(now - swap.ordered)
-        stats.bytes_read += n * ram.layout.block if ram.schema.fixed else int(store.sizes[handles].sum())
+        stats.bytes_read += n * ram.layout.block if ram.schema.fixed else int(index.sizes[handles].sum())
         old_handles = swap.old_handles
         good = report.ok & (ram.ids[slots] == swap.old_ids)
         damaged: list[int] = []
         if np.count_nonzero(good) < n:
             bad, late = ~report.ok, report.ok & ~good
             ram.release(first[~good])
-            store.sets.release_each(handles[late])
+            index.sets.release_each(handles[late])
             stats.dropped["slot changed"] += int(late.sum())
             stats.dropped["corrupt"] += int(bad.sum())
             damaged = handles[bad].tolist()
             slots, old_handles, handles, first = slots[good], old_handles[good], handles[good], first[good]
         if len(slots):
-            store.sets.release_each(old_handles)
-            ram.swap(slots, first, store.ids[handles], handles)
+            index.sets.release_each(old_handles)
+            ram.swap(slots, first, index.ids[handles], handles)
             stats.swapped += len(slots)
         auto = self._auto()
         if auto is not None:
             auto.completed(n, now, now - swap.ordered)
         if damaged:
-            store.discard(damaged)  # last: it warns, and warnings may be made errors
+            self.store.discard(damaged)  # last: it warns, and warnings may be made errors
 
     def cancel(self) -> None:
         """The worker is gone, and all orders with it."""
@@ -152,5 +152,5 @@ class Carousel:
             self.outstanding -= len(swap.slots)
             self.stats.dropped["worker died"] += len(swap.slots)
             self.ram.release(swap.first)
-            self.store.sets.release_each(swap.handles)
+            self.store.index.sets.release_each(swap.handles)
         self.swaps.clear()

@@ -31,7 +31,8 @@ def on_cpu(state: Any) -> Any:
 
 def store_state(store: Store) -> dict[str, Any]:
     """The store's moment, and the order of its index: random choices depend on it."""
-    order = [(c, torch.from_numpy(store.ids[items]), torch.from_numpy(held)) for c, items, held in store.sets.order()]
+    index = store.index
+    order = [(c, torch.from_numpy(index.ids[items]), torch.from_numpy(held)) for c, items, held in index.sets.order()]
     counters = {"evicted": store.evicted, "corrupt": store.corrupt, "largest": store._largest}
     return store.checkpoint() | counters | {"order": order, "evict": dict(store.rng.bit_generator.state)}
 
@@ -42,10 +43,10 @@ def load_store(store: Store, state: Mapping[str, Any]) -> None:
     store.restore(dict(state))
     lost, order = store.corrupt - before, []
     for label, ids, held in state["order"]:
-        handles = store.handles_of(ids.numpy())
+        handles = store.index.find(ids.numpy())
         there = handles >= 0
         order.append((int(label), handles[there], held.numpy()[there]))
-    store.sets.restore(order)
+    store.index.sets.restore(order)
     store.rng.bit_generator.state = state["evict"]
     store.evicted, store.corrupt, store._largest = state["evicted"], state["corrupt"] + lost, state["largest"]
 
@@ -80,7 +81,7 @@ def load_ram(ram: RamTier, store: Store | None, state: Mapping[str, Any]) -> Non
     ids, loose = state["ids"].numpy(), state["loose"].numpy()
     stored = np.setdiff1d(np.flatnonzero(ids >= 0), loose)
     if len(stored):
-        handles = store.handles_of(ids[stored]) if store is not None else np.full(len(stored), -1)
+        handles = store.index.find(ids[stored]) if store is not None else np.full(len(stored), -1)
         if (
             store is None
             or (handles < 0).any()

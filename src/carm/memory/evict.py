@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from carm.memory.index import ClassSets
+from carm.memory.classes import ClassSets
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -131,7 +131,7 @@ class Intake:
             return False
         if most is not None and len(self.ram) + swaps > most:
             return True
-        each = self.store.live_bytes // max(self.store.count, 1)
+        each = self.store.index.live_bytes // max(len(self.store), 1)
         return room is not None and (len(self.ram) + swaps) * each > room - room // 8
 
     def _in_ram(self, ids: Ints, slots: Ints) -> NDArray[np.bool_]:
@@ -151,7 +151,7 @@ class Intake:
         handles = self.store.confirm(order)
         here = self._in_ram(ids, slots)
         self.ram.handles[slots[here]] = handles[here]
-        self.store.sets.hold_each(handles[here])
+        self.store.index.sets.hold_each(handles[here])
         self.stats.stored += len(ids)
         self.stats.bytes_written += order.records.nbytes
         if self.store.wants_compaction and not self.compacting:

@@ -108,7 +108,7 @@ class Keeper:
         """The samples in `slots` are leaving RAM: storage may choose them again."""
         if self.store is not None:
             handles = self.ram.handles[slots]
-            self.store.sets.release_each(handles[handles >= 0])
+            self.store.index.sets.release_each(handles[handles >= 0])
 
 
 def load_stored(ram: RamTier, store: Store, slots: Ints, handles: NDArray[np.int32]) -> int:
@@ -120,17 +120,17 @@ def load_stored(ram: RamTier, store: Store, slots: Ints, handles: NDArray[np.int
         if not ok.all():
             store.discard(here[~ok].tolist())
             here, into, starts = here[ok], into[ok], starts[ok]
-        sizes = store.sizes[here].astype(np.int64)
-        labels = np.array([store.sets.label(h) for h in here.tolist()], np.int64)
+        sizes = store.index.sizes[here].astype(np.int64)
+        labels = np.array([store.index.sets.label(h) for h in here.tolist()], np.int64)
         fits = int(np.searchsorted(np.cumsum(ram.blocks_for(sizes)), ram.free_blocks, side="right"))
         full = fits < len(here)
         if full:
-            store.sets.release_each(np.concatenate([here[fits:], handles[at + 1024 :]]))
+            store.index.sets.release_each(np.concatenate([here[fits:], handles[at + 1024 :]]))
             here, into, starts, sizes, labels = here[:fits], into[:fits], starts[:fits], sizes[:fits], labels[:fits]
         blocks = ram.allocate(sizes)
         assert blocks is not None
         ram.write(Records(data, starts, sizes, labels), np.arange(len(here)), blocks)
-        ram.publish(into, ram.first_blocks(blocks, sizes), labels, store.ids[here], here)
+        ram.publish(into, ram.first_blocks(blocks, sizes), labels, store.index.ids[here], here)
         came += len(here)
         if full:
             break
@@ -140,12 +140,12 @@ def load_stored(ram: RamTier, store: Store, slots: Ints, handles: NDArray[np.int
 def choose_balanced(ram: RamTier, store: Store, room: int, rng: np.random.Generator) -> NDArray[np.int32]:
     """Up to `room` open samples of the store, held from now on, that make the classes in RAM as equal as possible."""
     # By count; of equal ones, the class that came first.
-    heap = [(ram.sets.count(label), place, label) for place, label in enumerate(store.sets.labels)]
+    heap = [(ram.sets.count(label), place, label) for place, label in enumerate(store.index.sets.labels)]
     heapq.heapify(heap)
     out: list[int] = []
     while len(out) < room and heap:
         count, place, label = heap[0]
-        handle = store.sets.take_open(label, rng)
+        handle = store.index.sets.take_open(label, rng)
         if handle < 0:
             heapq.heappop(heap)
             continue

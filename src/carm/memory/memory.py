@@ -159,7 +159,7 @@ class Memory:
                 raise SchemaError(
                     f"label={label!r}, but the samples in storage have the label field {self._known.label!r}"
                 )
-            if self._known is not None and (self._known.fixed or (self.store is not None and self.store.count)):
+            if self._known is not None and (self._known.fixed or (self.store is not None and len(self.store))):
                 self._begin(self._known, self._mean_size(self._known))
                 self.refill()
         except BaseException:
@@ -170,14 +170,14 @@ class Memory:
     # -- setting up --------------------------------------------------------------------------------------------------
 
     def _mean_size(self, schema: Schema) -> float:
-        if self.store is not None and self.store.count:
-            return float(self.store.sizes[self.store.live_handles()].mean())
+        if self.store is not None and len(self.store):
+            return float(self.store.index.sizes[self.store.index.live()].mean())
         return float(schema.head_size)
 
     def _begin(self, schema: Schema, mean: float) -> None:
         """It is known how large samples are: make the RAM tier, the store's files, and the worker."""
         # Where sizes vary, `mean` changes: a store that was good enough for this RAM tier must still open with it.
-        opening = not schema.fixed and self.store is not None and self.store.count > 0
+        opening = not schema.fixed and self.store is not None and len(self.store) > 0
         ram = self._make_ram(schema, mean, self._slots, self._ram_bytes, opening=opening)
         if self.store is not None and self.store.schema is None:
             self.store.create(schema)
@@ -284,7 +284,7 @@ class Memory:
     def class_counts(self) -> dict[int, tuple[int, int]]:
         """Samples of every class as (in RAM, in storage)."""
         ram = self._ram.sets if self._ram is not None else None
-        stored = self.store.sets if self.store is not None and self.store.schema is not None else None
+        stored = self.store.index.sets if self.store is not None and self.store.schema is not None else None
         labels = [*(ram.labels if ram else []), *(stored.labels if stored else [])]
         return {c: (ram.count(c) if ram else 0, stored.count(c) if stored else 0) for c in dict.fromkeys(labels)}
 
@@ -300,8 +300,8 @@ class Memory:
         }
         if self.store is not None and self.store.schema is not None:
             extra |= {
-                "stored_samples": self.store.count,
-                "stored_bytes": self.store.live_bytes,
+                "stored_samples": len(self.store),
+                "stored_bytes": self.store.index.live_bytes,
                 "index_bytes": self.store.index_bytes,
                 "evicted": self.store.evicted,
                 "corrupt": self.store.corrupt,
@@ -644,11 +644,11 @@ class Memory:
         """
         self._check()
         ram, store = self._ram, self.store
-        if ram is None or store is None or not store.count:
+        if ram is None or store is None or not len(store):
             return 0
-        fits = (ram.free_blocks - ram.spare) // max(1, ram.typical(store.sizes[store.live_handles()]))
+        fits = (ram.free_blocks - ram.spare) // max(1, ram.typical(store.index.sizes[store.index.live()]))
         handles = choose_balanced(ram, store, max(min(ram.capacity - len(ram), fits), 0), self._rng["swap"])
-        self._see(store.sets.labels)
+        self._see(store.index.sets.labels)
         came = load_stored(ram, store, ram.free()[: len(handles)], handles)
         self.select.refilled(store.next_id)
         return came
@@ -778,7 +778,7 @@ class Memory:
             self._worker.close()
         self._ram.retire()
         if self.store is not None:
-            self.store.sets.restore([(c, items, None) for c, items, _ in self.store.sets.order()])
+            self.store.index.sets.restore([(c, items, None) for c, items, _ in self.store.index.sets.order()])
         self._begin(schema, self._mean_size(schema))
         self.refill()
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from carm.memory.classes import ClassSets
 from carm.memory.errors import CarmError
-from carm.memory.index import ClassSets
 from carm.memory.record import Bytes, Records, Schema
 from carm.memory.shared import SharedBlock, fence
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from carm.memory.index import ClassSets
+from carm.memory.classes import ClassSets
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -15,7 +15,6 @@ import contextlib
 import logging
 import os
 import uuid
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from carm.memory.checksum import checksum, verified
 from carm.memory.errors import CheckpointError, CorruptRecord, SchemaError, StoreError, StoreFull, warn
 from carm.memory.extentfile import ExtentFile
 from carm.memory.extents import UNIT, FixedExtents, VariableExtents, padded, padded_each
-from carm.memory.index import ClassSets, grown
+from carm.memory.index import Index
 from carm.memory.interrupt import uninterrupted
 from carm.memory.orders import WriteOrder, compact, perform
 from carm.memory.record import Bytes, Records, Schema
@@ -190,26 +189,9 @@ class Store:
         """Build the index. `length` is that of the extent file."""
         whole = contents.entries["offset"] + contents.entries["size"].astype(np.int64) <= length
         entries, lost = contents.entries[whole], contents.entries[~whole]
-        n = len(entries)
         self.seq, self.next_id, self.floor = contents.seq, contents.next_id, contents.floor
         self.buried = contents.buried
-        self.ids = entries["id"].astype(np.int64)
-        self.offsets = entries["offset"].astype(np.int64)
-        self.sizes = entries["size"].astype(np.int32)
-        self.sums = entries["checksum"].astype(np.uint64)
-        self.sets = ClassSets(n)
-        labels = entries["label"].astype(np.int64)
-        order = np.argsort(labels, kind="stable")
-        names, at = np.unique(labels[order], return_index=True)
-        groups = np.split(order, at[1:]) if n else []
-        # Classes in the order of their first sample, as they would be had the store never been closed.
-        self.sets.restore(
-            sorted(((int(c), g, None) for c, g in zip(names, groups, strict=True)), key=lambda g: int(g[1][0]))
-        )
-        self.count = n
-        self.live_bytes = int(padded_each(self.sizes).sum())
-        self._free_handles = array("i")
-        self._top_handle = n
+        self.index = Index(entries)
         self._marks = list(contents.marks)
         self._grave: list[tuple[int, Ints, Ints]] = []  # (commit, offsets, sizes) of the dead that could come back
         self.retained = 0
@@ -269,7 +251,7 @@ class Store:
 
     @property
     def wants_compaction(self) -> bool:
-        return self.buried > self.count + 4096
+        return self.buried > len(self) + 4096
 
     def __enter__(self) -> Store:
         return self
@@ -307,28 +289,17 @@ class Store:
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.index)
+
+    @property
+    def ids(self) -> Ints:
+        """The ids of all samples, ascending."""
+        return self.index.ids[self.index.live()]
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of RAM that the index takes."""
-        arrays = sum(a.nbytes for a in (self.ids, self.offsets, self.sizes, self.sums))
-        return arrays + self.sets.nbytes + self.extents.nbytes + len(self._free_handles) * self._free_handles.itemsize
-
-    def handles_of(self, ids: Sequence[int] | Ints) -> NDArray[np.int32]:
-        """The index entry of each id; -1 where there is none."""
-        wanted = np.asarray(ids, np.int64)
-        live = self.live_handles()
-        if not len(live):
-            return np.full(len(wanted), -1, np.int32)
-        known = self.ids[live]
-        at = np.minimum(np.searchsorted(known, wanted), len(live) - 1)
-        return np.where(known[at] == wanted, live[at], -1).astype(np.int32)
-
-    def live_handles(self) -> Ints:
-        """Index entries in use, by id."""
-        live = self.sets.items()
-        return live[np.argsort(self.ids[live])]
+        """Bytes of RAM that the index takes, with that of free extents."""
+        return self.index.nbytes + self.extents.nbytes
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -342,25 +313,24 @@ class Store:
     def open_engine(self) -> Engine:
         """A new engine for this store's extents."""
         self._usable()
-        live = self.live_handles() if self._engine_name == "auto" and self.count >= 32 else None
+        live = self.index.live() if self._engine_name == "auto" and len(self) >= 32 else None
         if live is not None and len(live) > 4096:
             live = np.random.default_rng().choice(live, 4096, replace=False)
-        offsets = None if live is None else self.offsets[live]
-        sizes = None if live is None else self.sizes[live].astype(np.int64)
+        offsets, sizes = (None, None) if live is None else self.index.where(live)
         return open_engine(self._engine_name, self.directory / extentfile.NAME, offsets, sizes)
 
     def fetch(self, handles: Ints | NDArray[np.int32]) -> tuple[Bytes, Ints, NDArray[np.bool_]]:
         """Read the records of index entries: bytes, where each starts, and which are whole (checksum included)."""
         self._usable()
-        sizes = self.sizes[handles].astype(np.int64)
+        offsets, sizes = self.index.where(handles)
         try:
-            data, starts, ok = self.engine.read(self.offsets[handles], sizes)
+            data, starts, ok = self.engine.read(offsets, sizes)
         except BaseException:  # Ctrl-C, say: what is still being read is waited for, and the next read begins anew
             engine, self._engine = self._engine, None
             if engine is not None:
                 engine.close()
             raise
-        return data, starts, verified(data, starts, sizes, self.sums[handles], ok)
+        return data, starts, verified(data, starts, sizes, self.index.sums[handles], ok)
 
     def read(self, ids: Sequence[int] | Ints) -> dict[str, Any]:
         """The samples with these ids, as a dict of arrays (lists of arrays for variable fields), in the order asked
@@ -372,23 +342,23 @@ class Store:
         data, starts, ok = self.fetch(handles)
         if not ok.all():
             bad = np.unique(handles[~ok])
-            names = self.ids[bad].tolist()
+            names = self.index.ids[bad].tolist()
             if self.readonly and not self._unchanged(bad).all():
                 raise StoreError(
                     f"samples {names} in {self.directory} were evicted by the process that writes to it; open it again"
                 )
-            dropped = bad[self.sets.are_open(bad)]  # those in RAM are whole there; others show when they are needed
+            dropped = bad[self.index.sets.are_open(bad)]  # those in RAM are whole there
             if not self.readonly and len(dropped):
                 self.discard(dropped.tolist())
             raise StoreError(f"samples {names} in {self.directory} do not match their checksums and cannot be read")
-        sizes = self.sizes[handles].astype(np.int64)
+        sizes = self.index.sizes[handles].astype(np.int64)
         flat = np.concatenate(
             [data[s : s + n] for s, n in zip(starts.tolist(), sizes.tolist(), strict=True)] or [data[:0]]
         )
         return self.schema.unpack(flat, np.cumsum(sizes) - sizes)
 
     def _known(self, ids: Sequence[int] | Ints) -> NDArray[np.int32]:
-        handles = self.handles_of(ids)
+        handles = self.index.find(ids)
         if (handles < 0).any():
             raise KeyError(f"no sample with id {np.asarray(ids)[handles < 0][0]} in {self.directory}")
         return handles
@@ -396,28 +366,22 @@ class Store:
     def verify(self, *, batch: int = 1024) -> Iterator[tuple[int, list[int]]]:
         """Read everything and compare checksums; yields (samples checked, bad ids) batch by batch. Drops nothing:
         `discard` does. The store may be used in between."""
-        live = self.live_handles()
-        ids = self.ids[live]
+        live = self.index.live()
+        ids = self.index.ids[live]
         for at in range(0, len(live), batch):
             handles = live[at : at + batch]
-            handles = handles[(self.ids[handles] == ids[at : at + batch]) & self.sets.contains(handles)]
+            handles = handles[(self.index.ids[handles] == ids[at : at + batch]) & self.index.sets.contains(handles)]
             if len(handles):
                 _, _, ok = self.fetch(handles)
                 bad = handles[~ok]
                 if self.readonly and len(bad):
                     bad = bad[self._unchanged(bad)]
-                yield len(handles), self.ids[bad].tolist()
+                yield len(handles), self.index.ids[bad].tolist()
 
     def _unchanged(self, handles: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Which samples the catalogue has as the index has them: while we look, another process may evict some, or go
         back to a checkpoint and give their ids to others."""
-        now = self._usable().load().entries
-        now = now[np.argsort(now["id"], kind="stable")]
-        if not len(now):
-            return np.zeros(len(handles), bool)
-        found = now[np.minimum(np.searchsorted(now["id"], self.ids[handles]), len(now) - 1)]
-        same = (found["id"] == self.ids[handles]) & (found["offset"] == self.offsets[handles])
-        return np.asarray(same & (found["checksum"] == self.sums[handles]))
+        return self.index.same(handles, self._usable().load().entries)
 
     # -- planning ----------------------------------------------------------------------------------------------------
 
@@ -444,8 +408,8 @@ class Store:
         births = np.zeros(len(chosen), ENTRY)
         births["id"], births["offset"], births["label"] = ids[chosen], offsets, part.labels
         births["size"], births["checksum"] = part.sizes, checksum(part.data, part.starts, part.sizes)
-        self._first_deaths += self.ids[first].tolist()
-        self._drop(first)
+        self._first_deaths += self.index.ids[first].tolist()
+        self.index.drop(first)
         self.evicted += len(first)
         self.buried += len(first)
         order = self._order(part, births, victims)
@@ -458,7 +422,7 @@ class Store:
 
     def _order(self, records: Records, births: Entries, victims: list[int]) -> WriteOrder:
         doomed, self._doomed = self._doomed, _NO_ENTRIES
-        deaths = np.concatenate([self.ids[victims], doomed["id"]]).astype(np.int64)
+        deaths = np.concatenate([self.index.ids[victims], doomed["id"]]).astype(np.int64)
         return WriteOrder(
             self.seq + 1, records, births, deaths,
             afresh=self._in_doubt, final=not self._marks, victims=victims, doomed=doomed,
@@ -479,7 +443,7 @@ class Store:
             return [], []
         sizes = padded_each(records.sizes)
         hopeless = np.zeros(len(records), bool)
-        samples = self.count + len(records) - self.max_samples if self.max_samples is not None else 0
+        samples = len(self) + len(records) - self.max_samples if self.max_samples is not None else 0
         room = 0
         if self.max_bytes is not None:
             hopeless = sizes > self.max_bytes
@@ -487,16 +451,16 @@ class Store:
             # The new ones are written before the victims' extents are free. Room for one batch is kept, so that this
             # does not need a commit of its own.
             self._largest = max(self._largest, incoming)
-            room = self.live_bytes + incoming - self.max_bytes + min(self._largest, self.max_bytes // 8)
+            room = self.index.live_bytes + incoming - self.max_bytes + min(self._largest, self.max_bytes // 8)
         candidates = np.flatnonzero(~hopeless)
         victims, left_out = evict.choose(
-            self.sets, records.labels[candidates], sizes[candidates], pinned[candidates],
+            self.index.sets, records.labels[candidates], sizes[candidates], pinned[candidates],
             samples=samples - int(hopeless.sum()), room=room, size_of=self._room_of, rng=self.rng,
         )  # fmt: skip
         return victims, [*candidates[left_out].tolist(), *np.flatnonzero(hopeless).tolist()]
 
     def _room_of(self, handle: int) -> int:
-        return padded(int(self.sizes[handle]))
+        return padded(int(self.index.sizes[handle]))
 
     def _end_limit(self) -> int | None:
         """How long the extent file may be now."""
@@ -520,7 +484,7 @@ class Store:
             return offsets, []
         # The file may not grow, and no hole fits: some must die before the new ones are written.
         saved = self.extents.copy()
-        self.extents.release(self.offsets[victims], self.sizes[victims])
+        self.extents.release(*self.index.where(victims))
         self.extents.release(self._doomed["offset"].astype(np.int64), self._doomed["size"])
         self._place_rest(offsets, sizes)
         first = victims + self._clear(offsets, sizes, victims)
@@ -550,11 +514,12 @@ class Store:
             self._place_rest(offsets[one], sizes[one])
             if offsets[i] >= 0:
                 continue
-            live = np.setdiff1d(self.sets.items(), gone + more, assume_unique=True)
+            live = np.setdiff1d(self.index.sets.items(), gone + more, assume_unique=True)
             placed = offsets >= 0
-            starts = np.concatenate([self.offsets[live], offsets[placed]])
-            room = padded_each(np.concatenate([self.sizes[live], sizes[placed]]))
-            may_go = np.concatenate([self.sets.are_open(live), np.zeros(len(starts) - len(live), bool)])
+            at, room = self.index.where(live)
+            starts = np.concatenate([at, offsets[placed]])
+            room = padded_each(np.concatenate([room, sizes[placed]]))
+            may_go = np.concatenate([self.index.sets.are_open(live), np.zeros(len(starts) - len(live), bool)])
             order = np.argsort(starts)
             end = max(self._end_limit() or 0, self.extents.end)
             found = evict.window(
@@ -564,15 +529,15 @@ class Store:
                 continue
             handles = live[order[found]].tolist()
             for handle in handles:
-                self.sets.hold(handle)
-            self.extents.release(self.offsets[handles], self.sizes[handles])
+                self.index.sets.hold(handle)
+            self.extents.release(*self.index.where(handles))
             more += handles
             self._place_rest(offsets[one], sizes[one])
         return more
 
     def _undo(self, held: list[int]) -> None:
         for handle in held:
-            self.sets.release(handle)
+            self.index.sets.release(handle)
 
     # -- ending an order ---------------------------------------------------------------------------------------------
 
@@ -582,17 +547,19 @@ class Store:
         self._in_doubt = self._open_order = False
         self._refusals = 0
         self.evicted += len(order.victims) + order.left_out
-        offsets = np.concatenate([self.offsets[order.victims], order.doomed["offset"]]).astype(np.int64)
-        sizes = np.concatenate([self.sizes[order.victims], order.doomed["size"]]).astype(np.int64)
+        offsets, sizes = self.index.where(order.victims)
+        offsets = np.concatenate([offsets, order.doomed["offset"]]).astype(np.int64)
+        sizes = np.concatenate([sizes, order.doomed["size"]]).astype(np.int64)
         if order.final:
             self.extents.release(offsets, sizes)
             self.buried += len(offsets)
         else:
             self._bury(self.seq, offsets, sizes)
         self.floor = max(self.floor, order.floor or 0, order.seq if len(order.before) else 0)
-        self._drop(order.victims)
-        handles = self._enter(order.births)
-        bound = self.max_bytes or (self.max_samples or 0) * (self.live_bytes // max(self.count, 1))
+        self.index.drop(order.victims)
+        handles = self.index.enter(order.births)
+        self.next_id = max(self.next_id, int(order.births["id"].max(initial=-1)) + 1)
+        bound = self.max_bytes or (self.max_samples or 0) * (self.index.live_bytes // max(len(self), 1))
         try:
             while self._marks and bound and self.retained > _RETAIN * bound:
                 self._forget_oldest()
@@ -633,36 +600,6 @@ class Store:
                 f"{self.directory}: the device is full at {format_bytes(size)}; older samples are evicted from now on "
                 "to make room for new ones"
             )
-
-    def _enter(self, births: Entries) -> NDArray[np.int32]:
-        n = len(births)
-        reused = self._free_handles[len(self._free_handles) - min(n, len(self._free_handles)) :]
-        del self._free_handles[len(self._free_handles) - len(reused) :]
-        top = self._top_handle
-        self._top_handle = need = top + n - len(reused)
-        handles = np.concatenate([np.array(reused, np.int32), np.arange(top, need, dtype=np.int32)])
-        if need > len(self.ids):
-            self.ids = grown(self.ids, need).astype(np.int64, copy=False)
-            self.offsets = grown(self.offsets, need).astype(np.int64, copy=False)
-            self.sizes = grown(self.sizes, need).astype(np.int32, copy=False)
-            self.sums = grown(self.sums, need).astype(np.uint64, copy=False)
-        self.sets.reserve(need)
-        self.ids[handles], self.offsets[handles] = births["id"], births["offset"]
-        self.sizes[handles], self.sums[handles] = births["size"], births["checksum"]
-        self.sets.add_each(handles, births["label"].astype(np.int64))
-        self.count += n
-        self.live_bytes += int(padded_each(births["size"]).sum())
-        if n:
-            self.next_id = max(self.next_id, int(births["id"].max()) + 1)
-        return handles
-
-    def _drop(self, handles: list[int]) -> None:
-        """Take samples out of the index."""
-        for handle in handles:
-            self.sets.remove(handle)
-        self._free_handles.extend(handles)
-        self.count -= len(handles)
-        self.live_bytes -= int(padded_each(self.sizes[handles]).sum())
 
     def _bury(self, seq: int, offsets: Ints, sizes: Ints) -> None:
         if len(offsets):
@@ -711,13 +648,13 @@ class Store:
         would bring them back."""
         self._changeable()
         chosen = np.unique(self._known(ids)).tolist()
-        held = [h for h in chosen if not self.sets.is_open(h)]
+        held = [h for h in chosen if not self.index.sets.is_open(h)]
         if held:
-            raise ValueError(f"sample {int(self.ids[held[0]])} is in RAM now and cannot be deleted")
+            raise ValueError(f"sample {int(self.index.ids[held[0]])} is in RAM now and cannot be deleted")
         if chosen:
             with uninterrupted():
                 for handle in chosen:
-                    self.sets.hold(handle)
+                    self.index.sets.hold(handle)
                 self._commit_deaths(chosen)
                 self.evicted -= len(chosen)
 
@@ -737,14 +674,11 @@ class Store:
     def discard(self, handles: list[int]) -> None:
         """Drop samples that could not be read whole."""
         entries = np.zeros(len(handles), ENTRY)
-        entries["id"], entries["offset"], entries["size"] = (
-            self.ids[handles],
-            self.offsets[handles],
-            self.sizes[handles],
-        )
+        entries["id"] = self.index.ids[handles]
+        entries["offset"], entries["size"] = self.index.where(handles)
         self._doomed = np.concatenate([self._doomed, entries])
         self.corrupt += len(handles)
-        self._drop(handles)
+        self.index.drop(handles)
         ids = entries["id"].tolist()
         warn(
             f"{self.directory}: samples {ids[:8]}{' ...' if len(ids) > 8 else ''} do not match their checksums; they "
