@@ -719,6 +719,12 @@ def test_unknown_names_without_a_neighbour() -> None:
         load("q")
 
 
+def test_a_path_instead_of_a_name_is_told_where_it_goes() -> None:
+    with pytest.raises(ValueError, match=r"A folder of pictures is --data folder --path /not/there, a file") as error:
+        load("/not/there")
+    assert "Did you mean" not in str(error.value) and "The names are: cifar-10" in str(error.value)
+
+
 def test_unknown_options_get_the_list(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"synthetic has no option 'sample'; its options are: classes, samples,"):
         load("synthetic", sample=3)

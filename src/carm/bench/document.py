@@ -27,15 +27,17 @@ _SWAPPING = """
     cores. Choosing slots in larger or smaller blocks changes nothing.
     """
 _BY_THE_RUN = """
-    Rows move by a point or two from run to run, and by more on a machine that others use too. The helper process costs
-    one or two points more than the thread, as it pickles orders and reports; `swap="async"` is the thread, not least
-    because of these rows.
+    Rows move by a point or two from run to run, and by more on a machine that others use too. Where all cores train,
+    the helper process costs one or two points more than the thread; `swap="async"` is the thread, not least because of
+    these rows. (That it be scheduled as a batch task, which does not displace others when it wakes up, changes nothing.)
     """
 REASONS: dict[str, str] = {
     "swap-warm": """
-        In place, with a store of 3.9 GB, copying out of the page cache takes 0.8 to 1.1 microseconds a record (it lies
-        in small pages, and some must be mapped first), comparing the checksum 0.5 and copying into the row 0.4; the
-        bare gather, out of huge pages, takes 0.43. Choosing, ordering, reporting and publishing take 0.5, beside it.
+        By itself the worker would reach it: copying out of the page cache takes 0.5 to 0.6 microseconds a record,
+        comparing the checksum 0.45 and copying into the row 0.35, against 0.42 of the bare gather. But choosing,
+        ordering and publishing, 0.7 in the training thread, hold the interpreter lock, and the worker waits for it
+        about as long: nothing overlaps. Without any checksum it was 0.27. A helper process, which has a lock of its
+        own, gave 0.26 to 0.29 in eight runs. (With a store ten times as large the first copy takes 0.8 to 1.1.)
         A prototype in C that copies and sums in one pass, and has the next record fetched ahead and the whole file
         mapped before, gave from 0.25 to 0.36 in nine runs: about the target, and then the package would need a
         compiler. It was left out: the training loop below swaps 1,200 samples a second. Letting the kernel copy
@@ -57,7 +59,7 @@ REASONS: dict[str, str] = {
         """,
     "train-warm": _BY_THE_RUN,
     "train-cold": _BY_THE_RUN,
-    "train-throttled": "It goes by the run, as the quartiles let expect: it was at 0.99 in the run before this one.",
+    "train-throttled": "It goes by the run, as the quartiles let expect: the runs before gave 0.99 and 1.03.",
     "decode": """
         Pillow lets go of the interpreter lock while it decodes, but not while it opens a picture and copies its bands
         out. Two processes decode 1.6 to 1.9 times as much as one.

@@ -140,6 +140,8 @@ def canonical(name: str) -> str:
         return known[_key(name)]
     near = difflib.get_close_matches(_key(name), known, 1, 0.4)
     hint = f" Did you mean {known[near[0]]!r}?" if near else ""
+    if os.sep in name or os.path.exists(name):
+        hint = f" A folder of pictures is --data folder --path {name}, a file of arrays --data npz --path {name}."
     raise ValueError(f"there is no data set {name!r}.{hint} The names are: {', '.join(_ENTRIES)}")
 
 
