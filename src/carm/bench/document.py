@@ -19,7 +19,7 @@ from typing import Any
 from carm.bench.markdown import circumstances, rows_table
 
 _SWAPPING = """
-    It goes by the run: five runs on two machines gave from 0.64 to 0.76 for batches of 64 out of the page cache, and
+    It goes by the run: seven runs on two machines gave from 0.64 to 0.79 for batches of 64 out of the page cache, and
     from 0.56 to 0.81 for batches of 256 with AIO. It is not the interpreter lock: a draw lets go of it once in 32
     calls, and nearly all calls take longer, by 16 microseconds out of 48. Half of that is there with a helper process
     too, and a bare `numpy.take` beside a process that copies also loses some (the last row of its kind): the memory
@@ -29,7 +29,7 @@ _SWAPPING = """
 _BY_THE_RUN = """
     Rows move by a point or two from run to run, and by more on a machine that others use too. Where all cores train,
     the helper process costs one or two points more than the thread; `swap="async"` is the thread, not least because of
-    these rows. (That it be scheduled as a batch task, which does not displace others when it wakes up, changes nothing.)
+    these rows. (To schedule it as a batch task, which does not displace others when it wakes up, changes nothing.)
     """
 REASONS: dict[str, str] = {
     "swap-warm": """
@@ -59,7 +59,7 @@ REASONS: dict[str, str] = {
         """,
     "train-warm": _BY_THE_RUN,
     "train-cold": _BY_THE_RUN,
-    "train-throttled": "It goes by the run, as the quartiles let expect: the runs before gave 0.99 and 1.03.",
+    "train-throttled": "It goes by the run, as the quartiles let expect: earlier runs gave 0.99, 1.02 and 1.03.",
     "decode": """
         Pillow lets go of the interpreter lock while it decodes, but not while it opens a picture and copies its bands
         out. Two processes decode 1.6 to 1.9 times as much as one.
