@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,12 +22,12 @@ from carm.memory.aio import DEPTH, AioEngine
 from carm.memory.batch import Batch
 from carm.memory.gate import Entropy, Gate, Random
 from carm.memory.memory import Memory
-from carm.memory.orders import ReadDone, ReadOrder
+from carm.memory.orders import Compacted, CompactOrder, ReadDone, ReadOrder
 from carm.memory.ram import RamTier
 from carm.memory.record import Schema
 from carm.memory.select import Ring
 from carm.memory.store import Store
-from carm.memory.swap import WORKERS, Plan
+from carm.memory.swap import WORKERS, Executor, Plan, serve
 from carm.memory.throttle import Throttle
 
 CLASSES = 4
@@ -516,6 +517,85 @@ def test_a_worker_finishes_what_was_sent_before_it_stops(tmp_path: Path, kind: s
         assert [r.ticket for r in reports if isinstance(r, ReadDone) and r.ok.all()] == list(range(10))
         got = {bytes(row[:48]) for row in ram.arrays.arena}
         assert {bytes(x.tobytes()) for x in numbered(10)["x"]} <= got
+
+
+class _Counting(Executor):
+    """Notes how many records each read has."""
+
+    def __init__(self, plan: Plan, ram: RamTier) -> None:
+        super().__init__(plan, ram.arrays.arena)
+        self.reads: list[int] = []
+
+    def begin(self, order: ReadOrder) -> Any:
+        self.reads.append(len(order.sums))
+        return super().begin(order)
+
+
+def _served(store: Store, counts: list[int], *, after: Any = None, damaged: int = -1) -> tuple[list[int], list[Any]]:
+    """What a worker that finds reads of so many records in its queue makes of them: its reads, and its reports."""
+    assert store.schema is not None
+    ram = RamTier(store.schema, 2000, blocks=4000, block=RamTier.block_size(store.schema, 500), spare=2000)
+    executor = _Counting(Plan(store.directory, "preadv", ram.layout, None), ram)
+    orders: SimpleQueue[Any] = SimpleQueue()
+    begin = 0
+    for ticket, n in enumerate(counts):
+        handles = np.arange(begin, begin + n)
+        offsets, sizes = store.index.where(handles)
+        blocks = ram.allocate(sizes)
+        assert blocks is not None
+        sums = store.index.sums[handles]
+        if ticket == damaged:
+            sums[0] += 1
+        orders.put(ReadOrder(ticket, offsets, None if store.schema.fixed else sizes, sums, blocks.astype(np.int64)))
+        begin += n
+        if ticket == 0 and after is not None:
+            orders.put(after)
+    orders.put(None)
+    reports: list[Any] = []
+    serve(orders.get, reports.append, executor)
+    arena = {bytes(row[:48]) for row in ram.arrays.arena}
+    assert {bytes(x.tobytes()) for x in numbered(begin)["x"]} <= arena
+    return executor.reads, reports
+
+
+def test_small_reads_that_wait_behind_each_other_are_made_one(tmp_path: Path) -> None:
+    with Store(tmp_path, engine="preadv") as store:
+        store.append(numbered(1200))
+        reads, reports = _served(store, [30] * 20)
+        assert reads == [240, 240, 120]  # at most 256
+        assert [r.ticket for r in reports] == list(range(20))
+        assert all(len(r.ok) == 30 and r.ok.all() for r in reports)
+        assert _served(store, [300, 1, 255, 1, 300])[0] == [300, 256, 1, 300]  # an order is never divided
+
+
+def test_what_is_damaged_in_a_joint_read_is_reported_where_it_belongs(tmp_path: Path) -> None:
+    with Store(tmp_path, engine="preadv") as store:
+        store.append(numbered(30))
+        reads, reports = _served(store, [5, 7, 9], damaged=1)
+        assert reads == [21]
+        assert [r.ok.tolist() for r in reports] == [[True] * 5, [False] + [True] * 6, [True] * 9]
+
+
+def test_reads_are_joined_up_to_what_a_cache_holds(tmp_path: Path) -> None:
+    large = {"x": np.zeros((12, 300_000), np.uint8), "y": np.arange(12)}
+    with Store(tmp_path, engine="preadv") as store:
+        store.append(large)
+        assert store.schema is not None
+        ram = RamTier(store.schema, 12, blocks=24, block=RamTier.block_size(store.schema, 300_000), spare=12)
+        executor = Executor(Plan(store.directory, "preadv", ram.layout, None), ram.arrays.arena)
+        one = ReadOrder(0, *store.index.where([0]), store.index.sums[[0]], np.zeros(1, np.int64))
+        assert executor.at_once(one) == 3
+        one.sizes = None
+        assert executor.at_once(one) == 3
+
+
+def test_other_orders_are_not_lost_between_reads(tmp_path: Path) -> None:
+    with Store(tmp_path, engine="preadv") as store:
+        store.append(numbered(30))
+        reads, reports = _served(store, [5, 7, 9], after=CompactOrder(0))
+        assert reads == [5, 16]
+        assert sorted(r.ticket for r in reports if isinstance(r, ReadDone)) == [0, 1, 2]
+        assert sum(isinstance(r, Compacted) for r in reports) == 1
 
 
 def test_the_helper_process_loads_no_torch(tmp_path: Path) -> None:

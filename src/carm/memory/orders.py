@@ -37,6 +37,20 @@ class ReadOrder:
     blocks: Ints
 
 
+def joined(orders: list[ReadOrder]) -> ReadOrder:
+    """One order for what several say."""
+    if len(orders) == 1:
+        return orders[0]
+    sizes = [order.sizes for order in orders if order.sizes is not None]
+    return ReadOrder(
+        orders[0].ticket,
+        np.concatenate([order.offsets for order in orders]),
+        np.concatenate(sizes) if sizes else None,
+        np.concatenate([order.sums for order in orders]),
+        np.concatenate([order.blocks for order in orders]),
+    )
+
+
 @dataclass(slots=True)
 class WriteOrder:
     """Append these records; in the same commit some samples die. `before` die in a commit of their own, first: their
