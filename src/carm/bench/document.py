@@ -19,12 +19,11 @@ from typing import Any
 from carm.bench.markdown import circumstances, rows_table
 
 _SWAPPING = """
-    It goes by the run: seven runs on two machines gave from 0.64 to 0.79 for batches of 64 out of the page cache, and
-    from 0.56 to 0.81 for batches of 256 with AIO. It is not the interpreter lock: a draw lets go of it once in 32
-    calls, and nearly all calls take longer, by 16 microseconds out of 48. Half of that is there with a helper process
-    too, and a bare `numpy.take` beside a process that copies also loses some (the last row of its kind): the memory
-    that both cores share. The other half, we think, is the interpreter's own objects going to and fro between the
-    cores. Choosing slots in larger or smaller blocks changes nothing.
+    It goes by the run: batches of 64 out of the page cache gave from 0.75 to 0.82 in five runs, batches of 256 with AIO
+    from 0.56 to 0.83. It is not the interpreter lock: a draw lets go of it once in 32 calls, and nearly all calls take
+    longer. Some of it is the memory that both cores share: a bare `numpy.take` beside a process that copies loses some
+    too (the last row of its kind). The rest, we think, is the interpreter's own objects going to and fro between the
+    cores; that the worker joins small reads, and so runs less Python, brought batches of 64 from 0.68 to there.
     """
 _BY_THE_RUN = """
     Rows move by a point or two from run to run, and by more on a machine that others use too. Where all cores train,
@@ -37,7 +36,8 @@ REASONS: dict[str, str] = {
         comparing the checksum 0.45 and copying into the row 0.35, against 0.42 of the bare gather. But choosing,
         ordering and publishing, 0.7 in the training thread, hold the interpreter lock, and the worker waits for it
         about as long: nothing overlaps. Without any checksum it was 0.27. A helper process, which has a lock of its
-        own, gave 0.26 to 0.29 in eight runs. (With a store ten times as large the first copy takes 0.8 to 1.1.)
+        own, gave 0.26 to 0.29 in nine runs; a second thread that reads gave nothing. (With a store ten times as large
+        the first copy takes 0.8 to 1.1.)
         A prototype in C that copies and sums in one pass, and has the next record fetched ahead and the whole file
         mapped before, gave from 0.25 to 0.36 in nine runs: about the target, and then the package would need a
         compiler. It was left out: the training loop below swaps 1,200 samples a second. Letting the kernel copy
