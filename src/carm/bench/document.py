@@ -23,8 +23,8 @@ _SWAPPING = """
     from 0.56 to 0.83. It is not the interpreter lock: a draw lets go of it once in 32 calls, and nearly all calls take
     longer. Some of it is the memory that both cores share: a bare `numpy.take` beside a process that copies loses some
     too (the last row of its kind). The rest, we think, is the interpreter's own objects going to and fro between the
-    cores; that the worker joins small reads, and so runs less Python, brought batches of 64 from 0.68 (the median of six
-    runs) to there.
+    cores; that the worker joins small reads, and so runs less Python, brought batches of 64 from 0.68 (the median of
+    six runs) to there.
     """
 _BY_THE_RUN = """
     Rows move by a point or two from run to run, and by more on a machine that others use too. Where all cores train,
