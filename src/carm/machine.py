@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from carm.memory import native
+
 
 def file_system(path: Path) -> str:
     """The type of the file system that `path` is on."""
@@ -48,6 +50,7 @@ def machine(directory: Path) -> dict[str, Any]:
         "numpy": np.__version__,
         "torch": str(torch.__version__),
         "torch_threads": torch.get_num_threads(),
+        "compiled_code": native.library is not None,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["carm" if name == "__main__.py" else name, *sys.argv[1:]]),
     }

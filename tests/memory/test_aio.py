@@ -110,9 +110,10 @@ def test_several_under_way(engine: Engine, content: np.ndarray) -> None:
             _check(engine.finish(ticket), content, offsets, sizes)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("align", [512, 4096])
-def test_rows_and_others_under_way_together(engine: Engine, content: np.ndarray, align: int) -> None:
-    """Records of one size come as rows, also where the device reads no less than 4096 bytes and they begin anywhere."""
+def test_rows_and_others_under_way_together(engine: Engine, content: np.ndarray, align: int, in_place: bool) -> None:
+    """Also where the device reads no less than 4096 bytes, and records begin anywhere in what it gives."""
     if isinstance(engine, AioEngine):
         if align < engine._align:
             pytest.skip("the device reads no less than 4096 bytes")
@@ -126,12 +127,8 @@ def test_rows_and_others_under_way_together(engine: Engine, content: np.ndarray,
             sizes = np.full(n, size) if size else rng.integers(1, 400, n) * 8
             wanted.append((offsets, sizes, engine.begin_rows(offsets, size) if size else engine.begin(offsets, sizes)))
         for offsets, sizes, ticket in wanted:
-            if (sizes == sizes[0]).all():
-                rows, ok = engine.finish_rows(ticket)
-                starts = np.arange(len(rows)) * rows.shape[1]
-                _check((rows.reshape(-1).copy(), starts, ok), content, offsets, sizes)
-            else:
-                _check(engine.finish(ticket), content, offsets, sizes)
+            finish = engine.finish_rows if (sizes == sizes[0]).all() else engine.finish
+            _check(finish(ticket, in_place=in_place), content, offsets, sizes)
 
 
 def test_the_file_grows_under_the_engine(tmp_path: Path) -> None:

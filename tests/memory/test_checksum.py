@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carm.memory.checksum import MULTIPLIER, PIECE, checksum, constants
+from carm.memory.checksum import MULTIPLIER, PIECE, checksum, constants, halves
 
 M64 = 2**64
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def _constant(i: int) -> int:
@@ -40,6 +41,8 @@ def test_constants_are_odd_and_distinct() -> None:
     c = constants()
     assert len(c) == PIECE and (c % np.uint64(2) == 1).all() and len(np.unique(c)) == PIECE
     assert [int(x) for x in c[:3]] == [_constant(i) for i in range(3)]
+    low, high = halves()
+    assert (low + (high.astype(np.uint64) << np.uint64(32)) == c).all()
 
 
 @given(st.binary(max_size=400))

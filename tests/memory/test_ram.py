@@ -12,7 +12,7 @@ import pytest
 from patterns import FIXED, VARIABLE, audit_ram, descriptors, keys_of, samples
 
 from carm.memory.errors import CarmError
-from carm.memory.ram import RamTier, scatter
+from carm.memory.ram import RamTier
 from carm.memory.record import Field, Schema
 from carm.memory.shared import SharedBlock
 
@@ -121,20 +121,6 @@ def test_settling_an_empty_tier_leaves_a_slot() -> None:
     assert ram.capacity == 1
     put(ram, [0], [5])
     audit_ram(ram)
-
-
-@pytest.mark.parametrize("spacing", [0, 8, 472])
-def test_scatter_copies_every_byte(spacing: int) -> None:
-    rng = np.random.default_rng(spacing)
-    block = FIXED.head_size
-    stride = block + spacing
-    data = rng.integers(0, 256, 20 * stride, dtype=np.uint8)
-    arena = np.zeros((20, block), np.uint8)
-    blocks = rng.permutation(20)[:5].astype(np.int32)
-    for starts in (np.arange(5) * stride, np.array([3, 0, 7, 1, 2]) * stride, np.array([4, 3, 2, 1, 0]) * stride):
-        scatter(arena, blocks, data, starts.astype(np.int64), np.full(5, block))
-        for b, s in zip(blocks.tolist(), starts.tolist(), strict=True):
-            assert (arena[b] == data[s : s + block]).all()
 
 
 # -- readers -----------------------------------------------------------------------------------------------------------

@@ -43,11 +43,14 @@ def rows_table(rows: Iterable[dict[str, Any]]) -> str:
 def circumstances(machine: dict[str, Any]) -> str:
     """The command, the machine, and how busy it was."""
     load = machine.get("load_average")
+    compiled = ""
+    if "compiled_code" in machine:  # records of before there was any do not say
+        compiled = f", {'with' if machine['compiled_code'] else 'without'} compiled code"
     busy = f", load average {load[0]:.1f} at the start" if isinstance(load, list) and load else ""
     return (
         f"`{machine['command']}` on {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, "
         f"{machine['file_system']}, torch {machine['torch']}, numpy {machine['numpy']}, Python {machine['python']}, "
-        f"{machine['date'][:10]}{busy}.\n"
+        f"{machine['date'][:10]}{compiled}{busy}.\n"
     )
 
 

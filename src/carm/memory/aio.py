@@ -11,7 +11,7 @@ Three engines with one interface; `choose` times them on the store's own extents
 
 A read has two halves, `begin` and `finish`, so that several can be under way. What `finish` returns is valid until the
 engine's next `begin`. Records of one size, which most are, have a pair of their own, `begin_rows` and `finish_rows`:
-they come as rows of one array, and hardly anything has to be worked out per request.
+hardly anything has to be worked out per request.
 """
 
 from __future__ import annotations
@@ -72,29 +72,24 @@ class Engine(ABC):
         """Start reading `sizes[i]` bytes at `offsets[i]`; returns a ticket for `finish`. At most DEPTH may be open."""
 
     @abstractmethod
-    def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
-        """Wait. Returns the bytes, where each record starts in them (a multiple of 8), and which arrived whole."""
+    def finish(self, ticket: Any, *, in_place: bool = False) -> tuple[Bytes, Ints, Bools]:
+        """Wait. Returns the bytes, where each record starts in them (a multiple of 8), and which arrived whole.
+
+        With `in_place` the bytes may be those of the file itself: the caller knows that nobody writes there meanwhile.
+        """
 
     def begin_rows(self, offsets: Ints, size: int) -> Any:
         """`begin`, where all records have one size and lie at multiples of the units that this takes."""
-        return self.begin(offsets, np.full(len(offsets), size, np.int64)), size
+        return self.begin(offsets, np.full(len(offsets), size, np.int64))
 
-    def finish_rows(self, ticket: Any) -> tuple[Bytes, Bools]:
-        """Wait. Returns an array with a row per record, which begins with the record, and which arrived whole."""
-        inner, size = ticket
-        data, starts, ok = self.finish(inner)
-        n, stride = len(starts), _padded(size)
-        if (starts == np.arange(n) * stride).all():
-            return data[: n * stride].reshape(n, stride), ok
-        rows = np.zeros((n, stride), np.uint8)
-        for row, start in zip(rows, starts.tolist(), strict=True):
-            row[:size] = data[start : start + size]
-        return rows, ok
+    def finish_rows(self, ticket: Any, *, in_place: bool = False) -> tuple[Bytes, Ints, Bools]:
+        """`finish`, for what `begin_rows` has begun."""
+        return self.finish(ticket, in_place=in_place)
 
     def read(self, offsets: Ints, sizes: Ints) -> tuple[Bytes, Ints, Bools]:
+        """Both halves. What it returns is a copy, whatever is written to the file."""
         if len(sizes) and sizes[0] and (sizes == sizes[0]).all():
-            rows, ok = self.finish_rows(self.begin_rows(offsets, int(sizes[0])))
-            return rows.reshape(-1), np.arange(len(rows)) * rows.shape[1], ok
+            return self.finish_rows(self.begin_rows(offsets, int(sizes[0])))
         return self.finish(self.begin(offsets, sizes))
 
     @abstractmethod
@@ -298,7 +293,7 @@ class AioEngine(Engine):
         skip = offsets - first
         return place, ring, data, starts + skip, first, length, addresses, sizes + skip, under_way
 
-    def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
+    def finish(self, ticket: Any, *, in_place: bool = False) -> tuple[Bytes, Ints, Bools]:
         place, ring, data, starts, first, length, addresses, needed, under_way = ticket
         got = ring.wait(under_way)
         for at in range(under_way, len(first), _RING):
@@ -315,20 +310,20 @@ class AioEngine(Engine):
         place, data = self._take(n * stride)
         ring, address = self._ring(place), self._staging[place].address
         ring.submit_rows(self.fd, offsets[:_RING], address, stride)
-        return place, ring, data[: n * stride].reshape(n, stride), offsets, size, address
+        return place, ring, data, offsets, size, address
 
-    def finish_rows(self, ticket: Any) -> tuple[Bytes, Bools]:
+    def finish_rows(self, ticket: Any, *, in_place: bool = False) -> tuple[Bytes, Ints, Bools]:
         if self._align > 512:
             return super().finish_rows(ticket)
-        place, ring, rows, offsets, size, address = ticket
-        n, stride = rows.shape
+        place, ring, data, offsets, size, address = ticket
+        n, stride = len(offsets), _padded(size)
         ok = ring.wait_rows(min(n, _RING), size)
         for at in range(_RING, n, _RING):
             part = offsets[at : at + _RING]
             ring.submit_rows(self.fd, part, address + at * stride, stride)
             ok = np.concatenate((ok, ring.wait_rows(len(part), size)))
         self._taken.remove(place)
-        return rows, ok
+        return data, np.arange(0, n * stride, stride), ok
 
     def close(self) -> None:
         for ring in self._rings:
@@ -354,20 +349,28 @@ class MappedEngine(Engine):
         self._data: Bytes = np.zeros(0, np.uint8)
 
     def begin(self, offsets: Ints, sizes: Ints) -> Any:
-        starts, end = _spread(sizes)
-        return *self._take(end), offsets, sizes, starts
+        return offsets, sizes
 
-    def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
-        place, out, offsets, sizes, starts = ticket
-        self._taken.remove(place)
+    def finish(self, ticket: Any, *, in_place: bool = False) -> tuple[Bytes, Ints, Bools]:
+        offsets, sizes = ticket
         ends = offsets + sizes
         ok = ends <= self._map(int(ends.max(initial=0)))
+        if in_place:
+            return self._data, offsets, ok
+        starts, end = _spread(sizes)
+        out = self._copies(end)
         for offset, size, start, fits in zip(
             offsets.tolist(), sizes.tolist(), starts.tolist(), ok.tolist(), strict=True
         ):
             if fits:
                 out[start : start + size] = self._data[offset : offset + size]
         return out, starts, ok
+
+    def _copies(self, size: int) -> Bytes:
+        """Memory for the copies of one read; there is only ever one, since all of it happens in `finish`."""
+        place, data = self._take(size)
+        self._taken.remove(place)
+        return data
 
     def _map(self, end: int) -> int:
         """Make sure that the file is mapped up to `end`, or as far as it goes; returns how far that is.
@@ -379,24 +382,21 @@ class MappedEngine(Engine):
             self._data = np.frombuffer(mmap.mmap(self.fd, length, prot=mmap.PROT_READ), np.uint8)
         return length
 
-    def begin_rows(self, offsets: Ints, size: int) -> Any:
-        return offsets, size
-
-    def finish_rows(self, ticket: Any) -> tuple[Bytes, Bools]:
-        offsets, size = ticket
-        n, stride = len(offsets), _padded(size)
+    def finish_rows(self, ticket: Any, *, in_place: bool = False) -> tuple[Bytes, Ints, Bools]:
+        offsets, sizes = ticket
+        if in_place or not len(offsets):
+            return self.finish(ticket, in_place=in_place)
+        n, size = len(offsets), int(sizes[0])
+        stride, last = _padded(size), int(offsets.max())
         numbers = offsets // stride
-        last = int(offsets.max(initial=0))
         whole = min(self._map(last + size), len(self._data)) // stride
         # (A record may end the file where its last unit does not: then it is in no whole row.)
         if last >= whole * stride or not np.array_equal(numbers * stride, offsets):
-            return super().finish_rows(super().begin_rows(offsets, size))
-        place, data = self._take(n * stride)
-        self._taken.remove(place)
-        out = data[: n * stride].reshape(n, stride)
+            return self.finish(ticket)
+        out = self._copies(n * stride)
         rows = self._data[: whole * stride].reshape(-1, stride)
-        np.take(rows, numbers, axis=0, out=out, mode="clip")
-        return out, np.ones(n, bool)
+        np.take(rows, numbers, axis=0, out=out[: n * stride].reshape(n, stride), mode="clip")
+        return out, np.arange(0, n * stride, stride), np.ones(n, bool)
 
     def close(self) -> None:
         self._data = np.zeros(0, np.uint8)
@@ -437,7 +437,7 @@ class PreadvEngine(Engine):
             with contextlib.suppress(OSError):  # an unreadable record is not ok; the others are read
                 ok[i] = os.preadv(self.fd, [view[start : start + size]], offset) == size
 
-    def finish(self, ticket: Any) -> tuple[Bytes, Ints, Bools]:
+    def finish(self, ticket: Any, *, in_place: bool = False) -> tuple[Bytes, Ints, Bools]:
         place, jobs, data, starts, ok = ticket
         for job in jobs:
             job.result()

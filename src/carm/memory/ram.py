@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from carm.memory.classes import ClassSets
 from carm.memory.errors import CarmError
+from carm.memory.move import scatter
 from carm.memory.record import Bytes, Records, Schema
 from carm.memory.shared import SharedBlock, fence
 
@@ -326,29 +327,6 @@ class RamTier:
 
     def reader(self) -> RamReader:
         return RamReader(self.layout, self.shared)
-
-
-def scatter(arena: Bytes, blocks: NDArray[np.integer], data: Bytes, starts: Ints, sizes: Ints) -> None:
-    """Copy records out of `data` into the blocks of `arena` that were allocated for them, in order."""
-    n = len(starts)
-    if n == 0:
-        return
-    block = arena.shape[1]
-    if len(blocks) == n and int(sizes.min()) == int(sizes.max()) == block:
-        stride = int(starts[1] - starts[0]) if n > 1 else block
-        if n < 3 or (np.diff(starts) == stride).all():  # evenly spaced: one copy for all
-            first = int(starts[0])
-            # By words, because numpy copies them faster than bytes.
-            arena.view(np.uint64)[blocks] = np.ndarray((n, block // 8), np.uint64, data.data, first, (stride, 8))
-            return
-    at = 0
-    for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-        whole, rest = divmod(size, block)
-        if whole:
-            arena[blocks[at : at + whole]] = data[start : start + whole * block].reshape(whole, block)
-        if rest:
-            arena[blocks[at + whole], :rest] = data[start + whole * block : start + size]
-        at += whole + (rest > 0)
 
 
 def slot_numbers(slots: Any) -> Ints:

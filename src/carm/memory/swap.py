@@ -33,12 +33,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from carm.memory import extentfile
+from carm.memory import extentfile, native
 from carm.memory.aio import DEPTH, Engine, open_engine
 from carm.memory.catalogue import Catalogue
-from carm.memory.checksum import checksum_rows, verified
 from carm.memory.extentfile import ExtentFile
 from carm.memory.interrupt import uninterrupted
+from carm.memory.move import move
 from carm.memory.orders import (
     Compacted,
     CompactOrder,
@@ -54,7 +54,7 @@ from carm.memory.orders import (
     perform,
 )
 from carm.memory.pipe import Pipe
-from carm.memory.ram import Layout, scatter
+from carm.memory.ram import Layout
 from carm.memory.record import Bytes
 from carm.memory.shared import SharedBlock
 from carm.memory.throttle import Throttle
@@ -81,7 +81,6 @@ class Executor:
         self.plan = plan
         self.arena = arena
         self._block = arena.shape[1]
-        self._words = arena.view(np.uint64)
         self.throttle = plan.throttle
         self._engine: Engine | None = None
         self._file: ExtentFile | None = None
@@ -120,15 +119,14 @@ class Executor:
         """Second half: the records are in their blocks. Returns which are whole."""
         assert self._engine is not None
         until, inner = ticket
+        in_place = native.library is not None  # numpy's ways are faster out of memory of one piece
         if order.sizes is None:
-            rows, ok = self._engine.finish_rows(inner)
-            ok &= checksum_rows(rows, self._block) == order.sums
-            # By words, because numpy copies them faster than bytes.
-            self._words[order.blocks] = rows.view(np.uint64)[:, : self._block // 8]
+            data, starts, ok = self._engine.finish_rows(inner, in_place=in_place)
+            sizes = np.full(len(ok), self._block, np.int64)
         else:
-            data, starts, ok = self._engine.finish(inner)
-            ok = verified(data, starts, order.sizes, order.sums, ok)
-            scatter(self.arena, order.blocks, data, starts, order.sizes)
+            data, starts, ok = self._engine.finish(inner, in_place=in_place)
+            sizes = order.sizes
+        ok = move(self.arena, order.blocks, data, starts, sizes, order.sums, ok)
         if until:
             Throttle.wait(until)
         return ok
