@@ -74,6 +74,14 @@ def test_batches_of_equal_records(engine: Engine, content: np.ndarray, count: in
     _check(engine.read(_ints(offsets), np.full(count, record, np.int64)), content, offsets, [record] * count)
 
 
+@given(st.integers(1, 40_000), st.integers(0, 300))
+def test_what_is_read_lies_in_as_few_pages_as_it_can(size: int, row: int) -> None:
+    size = -(-size // 512) * 512
+    begin = row * aio._spacing(size)
+    assert aio._spacing(size) >= size and begin % 512 == 0
+    assert (begin + size - 1) // 4096 - begin // 4096 == (size - 1) // 4096
+
+
 extent = st.tuples(st.integers(0, SIZE // 512 + 10), st.integers(1, 20_000))
 
 

@@ -31,6 +31,7 @@ from carm.memory.record import Schema
 
 Ints = NDArray[np.int64]
 _REQUESTS = {1: "one request", 2: "two requests", MOST: "four requests"}
+_PARTS = 4  # into which bare AIO may divide a batch
 _PAUSE = 1e-4  # between two looks at the queue: the worker must not get through all of it meanwhile
 
 
@@ -114,20 +115,24 @@ def _cold(
         queue = _queue(slots, batch)
         folder = f"{name}-{batch}-files"
         with contextlib.ExitStack() as stack:
-            aio = RawAio(store / EXTENTS, size=size, batch=batch)
-            stack.callback(aio.close)
             memory = stack.enter_context(open_memory(store, slots, queue=queue, swap=swap, engine="aio"))
             sides: dict[str, Measure] = {
                 "ours": _steady(memory, batch=batch, queue=queue),
             }
-            for requests, said in _REQUESTS.items():
-                sides[said] = _raw(aio, offsets, rng, batch=batch, count=slots, in_flight=requests)
+            bare: dict[str, Measure] = {}
+            for each in (batch, batch // _PARTS):
+                aio = RawAio(store / EXTENTS, size=size, batch=each)
+                stack.callback(aio.close)
+                for requests, said in _REQUESTS.items():
+                    measure = _raw(aio, offsets, rng, batch=each, count=slots, in_flight=requests)
+                    bare[f"{said} of {each} in flight"] = measure
+            sides |= bare
             if swap == "thread":
                 scheme = FilePerSample(work.directory / folder, size=schema.head_size, files=sizes.files, slots=slots)
                 sides["files"] = partial(stack.enter_context(scheme).swap, sizes.files // 2, batch, rng)
             measured = alternate(sides, sizes.repetitions)
         work.discard(folder)
-        best = better(measured, list(_REQUESTS.values()))
+        best = better(measured, list(bare))
         yield compare(
             name,
             f"{swap}, batches of {batch}",
@@ -135,7 +140,7 @@ def _cold(
             measured[best],
             of="speed",
             unit="items/s",
-            against=f"raw Linux AIO, {best} in flight",
+            against=f"raw Linux AIO, {best}",
             target=Target(">=", share) if swap == "thread" else None,
         )
         if swap == "thread":

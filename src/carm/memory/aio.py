@@ -111,14 +111,25 @@ def _padded(size: int) -> int:
     return -(-size // 512) * 512
 
 
-def _spread(sizes: Ints) -> tuple[Ints, int]:
-    """Starting points for records of these sizes, each at a multiple of 512, and the end of the last."""
-    room = -(-sizes // 512) * 512
+def _spread(sizes: Ints, unit: int = 512) -> tuple[Ints, int]:
+    """Starting points for records of these sizes, each at a multiple of `unit`, and the end of the last."""
+    room = -(-sizes // unit) * unit
     ends = np.cumsum(room)
     return ends - room, int(ends[-1]) if len(ends) else 0
 
 
 # -- Linux AIO ---------------------------------------------------------------------------------------------------------
+#
+# What is read goes to as few pages as it can: one that lies across two pages is two transfers for the device. (Reading
+# 3.5 KB at a time, that alone makes 180,000 reads a second of 130,000.)
+
+_PAGE = 4096
+
+
+def _spacing(size: int) -> int:
+    """How far apart records of one size are put, so that none that fits in a page lies in two."""
+    return 512 << max(0, (-(-size // 512) - 1).bit_length()) if size <= _PAGE else -(-size // _PAGE) * _PAGE
+
 
 _IOCB = np.dtype(
     [
@@ -199,13 +210,13 @@ class _Ring:
         blocks["buf"] = addresses
         self._submit(offsets)
 
-    def submit_rows(self, fd: int, offsets: Ints, address: int, stride: int) -> None:
-        """Read into rows of `stride` bytes from `address` on. Mostly it is the same rows again."""
-        if self._aim != (fd, address, stride):
+    def submit_rows(self, fd: int, offsets: Ints, size: int, address: int) -> None:
+        """Read `size` bytes each, into rows from `address` on. Mostly it is the same rows again."""
+        if self._aim != (fd, size, address):
             self.blocks["fd"] = fd
-            self.blocks["nbytes"] = stride
-            self.blocks["buf"] = address + np.arange(_RING) * stride
-            self._aim = fd, address, stride
+            self.blocks["nbytes"] = _padded(size)
+            self.blocks["buf"] = address + np.arange(_RING) * _spacing(size)
+            self._aim = fd, size, address
         self._submit(offsets)
 
     def _submit(self, offsets: Ints) -> None:
@@ -284,7 +295,7 @@ class AioEngine(Engine):
         unit = self._align
         first = offsets // unit * unit
         length = -(-(offsets + sizes) // unit) * unit - first
-        starts, end = _spread(length)  # lengths are multiples of the unit, so every start is aligned to it
+        starts, end = _spread(length, _PAGE)
         place, data = self._take(end)
         ring = self._ring(place)
         under_way = min(len(offsets), _RING)
@@ -306,21 +317,20 @@ class AioEngine(Engine):
     def begin_rows(self, offsets: Ints, size: int) -> Any:
         if self._align > 512:  # more is read than asked for, and records do not begin where rows do
             return super().begin_rows(offsets, size)
-        n, stride = len(offsets), _padded(size)
-        place, data = self._take(n * stride)
+        place, data = self._take(len(offsets) * _spacing(size))
         ring, address = self._ring(place), self._staging[place].address
-        ring.submit_rows(self.fd, offsets[:_RING], address, stride)
+        ring.submit_rows(self.fd, offsets[:_RING], size, address)
         return place, ring, data, offsets, size, address
 
     def finish_rows(self, ticket: Any, *, in_place: bool = False) -> tuple[Bytes, Ints, Bools]:
         if self._align > 512:
             return super().finish_rows(ticket)
         place, ring, data, offsets, size, address = ticket
-        n, stride = len(offsets), _padded(size)
+        n, stride = len(offsets), _spacing(size)
         ok = ring.wait_rows(min(n, _RING), size)
         for at in range(_RING, n, _RING):
             part = offsets[at : at + _RING]
-            ring.submit_rows(self.fd, part, address + at * stride, stride)
+            ring.submit_rows(self.fd, part, size, address + at * stride)
             ok = np.concatenate((ok, ring.wait_rows(len(part), size)))
         self._taken.remove(place)
         return data, np.arange(0, n * stride, stride), ok
