@@ -455,7 +455,7 @@ def test_a_state_that_is_too_old(quick: Path) -> None:
         _still_good(memory, 90)
 
 
-@pytest.mark.parametrize("state", [{}, {"version": 2}, {"version": "1"}, {"a": 1}])
+@pytest.mark.parametrize("state", [{}, {"version": 1}, {"version": 3}, {"version": "2"}, {"a": 1}])
 def test_something_that_is_no_state(quick: Path, state: dict[str, Any]) -> None:
     with make("plain", quick) as memory:
         for i in range(5):

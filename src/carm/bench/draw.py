@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,8 +19,10 @@ from carm.bench.raw import Copying, Gather
 from carm.bench.report import Row, Target, compare
 from carm.bench.timing import Measure, alternate
 from carm.bench.workspace import SMALL, Workspace, fill_cache, open_memory
-from carm.memory.gate import Gate, Random
+from carm.memory.gate import Random
 from carm.memory.memory import Memory
+from carm.memory.orders import Order, ReadDone, ReadOrder
+from carm.memory.swap import SyncWorker, Worker
 
 Ints = NDArray[np.int64]
 _QUEUE = 1024
@@ -60,30 +63,64 @@ class _Step:
         torch.set_num_threads(self._threads)
 
 
-def _stepping(memory: Memory, n: int, calls: int, gate: Gate, step: _Step) -> Measure:
-    """Draws with a step of training before each, while the worker is busy or, with a gate that lets nothing go, idle.
+class _Idle(SyncWorker):
+    """Says of every read that it is done, and reads nothing; stands in for a worker that goes on afterwards."""
 
-    The worker has as many orders as its queue takes before each step, so it is busy all the time. The step is there on
-    both sides because it leaves nothing of a draw's code and data in the processor's caches, as in any training loop;
-    without it, the side that makes no orders would find them there, and the other would not. Only the draws behind it
-    are timed, each by itself; the mean counts, so that the draws that had to wait for the worker do too.
+    def __init__(self, worker: Worker) -> None:
+        Worker.__init__(self)
+        self.stands_in_for = worker
+
+    def send(self, order: Order) -> None:
+        assert isinstance(order, ReadOrder)
+        self.inbox.append(ReadDone(order.ticket, np.ones(len(order.sums), bool)))
+
+
+class _Beside:
+    """Draws of one memory with a step of training before each: beside its worker, or beside one that does nothing.
+
+    Before each step twice as many swaps are ordered as the queue takes, so the worker has more to do than it can. The
+    step is there because training is not in the middle of ordering swaps when it draws. On the other side all of this
+    is the same, and what was ordered is published too, but no byte is moved: what remains is what the worker's work
+    costs a draw. Each draw is timed by itself, and the mean counts, so that those that had to wait for the worker do
+    too; that the batch is freed is no part of it.
     """
 
-    def measure() -> float:
-        draw, feedback, clock = memory.draw, memory.feedback, time.perf_counter
-        memory.gate = gate
-        spent = 0.0
-        for _ in range(calls):
-            while feedback(draw(n)) and memory.stats()["queue_depth"] + n <= _QUEUE:
-                pass
-            step()
-            begun = clock()
-            draw(n)
-            spent += clock() - begun
-        memory.flush()
-        return spent / calls
+    def __init__(self, memory: Memory, n: int, calls: int, step: _Step) -> None:
+        assert memory._worker is not None
+        self.memory, self.n, self.calls, self.step = memory, n, calls, step
+        self.worker, self.idle = memory._worker, _Idle(memory._worker)
+        self.left: list[int] = []
+        """Swaps that were still under way after each draw beside the worker."""
 
-    return measure
+    def draws(self, worker: Worker, orders: int) -> float:
+        """Seconds per draw beside `worker`, with so many batches judged before each."""
+        memory, n, clock = self.memory, self.n, time.perf_counter
+        draw, feedback = memory.draw, memory.feedback
+        memory.flush()
+        memory._worker = worker
+        spent = 0.0
+        for _ in range(self.calls):
+            for _ in range(orders):
+                feedback(draw(n))
+            self.step()
+            begun = clock()
+            batch = draw(n)
+            spent += clock() - begun
+            del batch
+            if worker is self.worker and orders:
+                memory.poll()
+                self.left.append(memory.stats()["queue_depth"])
+        memory.flush()
+        memory._worker = self.worker
+        return spent / self.calls
+
+    def sides(self) -> dict[str, Measure]:
+        orders = 2 * _QUEUE // self.n
+        return {
+            "busy": partial(self.draws, self.worker, orders),
+            "idle": partial(self.draws, self.idle, orders),
+            "none": partial(self.draws, self.worker, 0),
+        }
 
 
 def _known(take: Callable[[list[Ints]], float], rows: int, n: int, calls: int, rng: np.random.Generator) -> Measure:
@@ -132,22 +169,37 @@ def _draw(work: Workspace, n: int, share: float) -> Iterator[Row]:
     slots = _BUSY_SLOTS
     for engine, swap in (("aio", "thread"), ("mapped", "thread"), ("aio", "process"), ("mapped", "process")):
         fill_cache(store)
-        with _Step() as step, open_memory(store, slots, queue=_QUEUE, swap=swap, engine=engine) as memory:
-            sides = {
-                "swapping": _stepping(memory, n, calls, Random(1.0), step),
-                "quiet": _stepping(memory, n, calls, Random(0.0), step),
-            }
-            sides["swapping"]()
+        with (
+            _Step() as step,
+            open_memory(store, slots, queue=_QUEUE, swap=swap, engine=engine, gate=Random(1.0)) as memory,
+        ):
+            beside = _Beside(memory, n, calls, step)
+            sides = beside.sides()
+            sides["busy"]()
+            beside.left.clear()
             measured = alternate(sides, 2 * sizes.repetitions + 1)
+        left = np.array(beside.left)
+        what = f"{swap}, engine {engine}, {slots:,} slots"
         yield compare(
             f"{name}-swapping",
-            f"{swap}, engine {engine}, {slots:,} slots",
-            measured["swapping"],
-            measured["quiet"],
+            what,
+            measured["busy"],
+            measured["idle"],
             of="speed",
             unit="us",
-            against="the same loop, no swaps",
+            against="the same beside an idle worker",
             target=Target(">=", 0.7) if swap == "thread" else None,
+            note=f"{swap}, engine {engine}: after a draw {np.median(left):.0f} swaps were still under way, and none "
+            f"after {np.mean(left == 0):.0%} of the draws",
+        )
+        yield compare(
+            f"{name}-swapping",
+            what,
+            measured["busy"],
+            measured["none"],
+            of="speed",
+            unit="us",
+            against="nothing ordered at all, the draw's code still in the caches",
         )
     gather = Gather(slots, SMALL.head_size, n)
     bare = _known(gather.fresh, slots, n, calls, rng)

@@ -50,13 +50,13 @@ class _Request:
         if call(ctypes.c_long(numbers[0]), ctypes.c_long(batch), ctypes.byref(self.context)) < 0:
             raise OSError(ctypes.get_errno(), "io_setup failed; is /proc/sys/fs/aio-nr near aio-max-nr?")
         # From page to page: O_DIRECT wants memory to be aligned, and what lies across two pages is read in two parts.
-        stride = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.data = np.frombuffer(mmap.mmap(-1, batch * stride), np.uint8)
+        self.stride = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.data = np.frombuffer(mmap.mmap(-1, batch * self.stride), np.uint8)
         self.data[:] = 0  # so that no read pays for a page that was never touched
         self.blocks = np.zeros(batch, _IOCB)
         self.blocks["fd"] = fd
         self.blocks["nbytes"] = size
-        self.blocks["buf"] = self.data.ctypes.data + np.arange(batch) * stride
+        self.blocks["buf"] = self.data.ctypes.data + np.arange(batch) * self.stride
         self.pointers = self.blocks.ctypes.data + np.arange(batch, dtype=np.uint64) * 64
         self.events = np.zeros(batch, _EVENT)
         self.pointers_at, self.events_at = self.pointers.ctypes.data, self.events.ctypes.data

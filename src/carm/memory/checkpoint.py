@@ -15,7 +15,7 @@ from carm.memory.record import Records, Schema
 from carm.memory.select import Selection
 from carm.memory.store import Store
 
-VERSION = 1
+VERSION = 2
 
 
 def on_cpu(state: Any) -> Any:
@@ -108,7 +108,7 @@ def check(
     """Raise CheckpointError if `state` cannot be loaded into a memory of these parts."""
     if state.get("version") != VERSION:
         raise CheckpointError(
-            f"not a state of carm.Memory, or one of a newer version: version={state.get('version')!r}"
+            f"not a state of carm.Memory, or one of another version: version={state.get('version')!r}"
         )
     kind = state["select"].get("kind", type(select).__name__)
     if kind != type(select).__name__:

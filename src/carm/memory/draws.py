@@ -1,13 +1,15 @@
 """Random subsets, many at a time.
 
-A training loop draws the same number of slots from the same number of slots again and again. `Generator.choice` spends
+A training loop draws the same numbers of slots from the same number of slots again and again. `Generator.choice` spends
 most of its time on the call, not on the numbers, and would cost as much as copying the samples; so a block of subsets
-is drawn with a few vectorised steps, and handed out one by one. What is left of the block is part of the state, so that
-a restored run goes on with the very same draws.
+of each size is drawn with a few vectorised steps, and handed out one by one. What is left of the blocks is part of the
+state, so that a restored run goes on with the very same draws.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 _BLOCK = 32  # subsets per block
+_SIZES = 8  # of which there are blocks at once
 _SCRATCH = 1 << 20  # most cells of scratch memory
 
 
@@ -24,19 +27,24 @@ class Draws:
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
-        self._key = (0, 0)
-        self._block: Ints = np.zeros((0, 0), np.int64)
-        self._at = 0
+        self._count = 0
+        self._blocks: dict[int, tuple[Ints, Iterator[Ints]]] = {}  # by size: those drawn ahead, and those of them left
 
     def subset(self, count: int, n: int) -> Ints:
         """`n` different numbers below `count`, in no particular order."""
-        if self._key != (count, n) or self._at == len(self._block):
-            self._key = count, n
-            self._block = self._draw(count, n)
-            self._at = 0
-        out: Ints = self._block[self._at]
-        self._at += 1
-        return out
+        if count != self._count:
+            self._count, self._blocks = count, {}
+        try:
+            return next(self._blocks[n][1])
+        except (KeyError, StopIteration):
+            if n not in self._blocks and len(self._blocks) >= _SIZES:
+                self._blocks = {}
+            return next(self._hold(n, self._draw(count, n)))
+
+    def _hold(self, n: int, block: Ints) -> Iterator[Ints]:
+        left = iter(block)
+        self._blocks[n] = block, left
+        return left
 
     def _draw(self, count: int, n: int) -> Ints:
         rows = min(_BLOCK, _SCRATCH // count)
@@ -66,10 +74,12 @@ class Draws:
         return values.reshape(rows, n)
 
     def state_dict(self) -> dict[str, Any]:
-        left = torch.from_numpy(self._block[self._at :].copy())
-        return {"rng": dict(self.rng.bit_generator.state), "key": list(self._key), "left": left}
+        left = {n: block[len(block) - length_hint(rest) :] for n, (block, rest) in self._blocks.items()}
+        state = dict(self.rng.bit_generator.state)
+        return {"rng": state, "count": self._count, "left": {n: torch.from_numpy(b.copy()) for n, b in left.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rng.bit_generator.state = state["rng"]
-        self._key = (int(state["key"][0]), int(state["key"][1]))
-        self._block, self._at = state["left"].numpy().copy(), 0
+        self._count, self._blocks = int(state["count"]), {}
+        for n, left in state["left"].items():
+            self._hold(int(n), left.numpy().copy())
