@@ -34,4 +34,4 @@ bench: $(STAMP)
 	$(BIN)/python -m carm.bench.document
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) src/carm/memory/_native.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import torch
 from rich.console import Console
 
 from carm.bench import memory, swap_path, training, workspace
+from carm.bench.cores import interrupted_core, kept_from, kept_on
 from carm.bench.raw import MOST, FilePerSample, Gather, Log, RawAio
 from carm.bench.report import Row, Target, amount, compare, table, write_json
 from carm.bench.sizes import FULL, QUICK, Sizes
@@ -206,6 +208,17 @@ def test_raw_reads_give_the_stored_bytes(tmp_path: Path) -> None:
             read = request.data[i * request.stride :][:size]
             assert read.tobytes() == whole[offset : offset + size]
     aio.close()
+
+
+def test_the_core_that_a_device_interrupts(tmp_path: Path) -> None:
+    store = Workspace(tmp_path, TINY).store("s", SMALL, 64, batch=64)
+    found, ours = interrupted_core(store), os.sched_getaffinity(0)
+    assert found is None or found in ours
+    with kept_from(found):
+        assert os.sched_getaffinity(0) == ours - {found}
+    with kept_on(min(ours)):
+        assert os.sched_getaffinity(0) == {min(ours)}
+    assert os.sched_getaffinity(0) == ours
 
 
 def test_a_file_per_sample(tmp_path: Path) -> None:

@@ -19,12 +19,9 @@ from typing import Any
 from carm.bench.markdown import circumstances, rows_table
 
 _SWAPPING = """
-    It goes by the run: batches of 64 out of the page cache gave from 0.76 to 0.83 in five runs, batches of 256 with AIO
-    from 0.56 to 0.83. It is not the interpreter lock: a draw lets go of it once in 32 calls, and nearly all calls take
-    longer. Some of it is the memory that both cores share: a bare `numpy.take` beside a process that copies loses some
-    too (the last row of its kind). The rest, we think, is the interpreter's own objects going to and fro between the
-    cores; that the worker joins small reads, and so runs less Python, brought batches of 64 from 0.68 (the median of
-    six runs) to there.
+    A worker in a thread shares the interpreter: what both of them touch goes to and fro between the cores, and whenever
+    the loop lets go of the lock, the worker may have it. The samples that it has just brought in are in its core's
+    cache, too, or in none. Batches of 64 out of the page cache, where the worker is fastest, gave from 0.74 to 0.78.
     """
 _BY_THE_RUN = """
     Rows move by a point or two from run to run, and by more on a machine that others use too. Where all cores train,
@@ -33,26 +30,16 @@ _BY_THE_RUN = """
     """
 REASONS: dict[str, str] = {
     "swap-warm": """
-        By itself the worker would reach it: copying out of the page cache takes 0.5 to 0.6 microseconds a record,
-        comparing the checksum 0.45 and copying into the row 0.35, against 0.42 of the bare gather. But choosing,
-        ordering and publishing, 0.7 in the training thread, hold the interpreter lock, and the worker waits for it
-        about as long: nothing overlaps. Without any checksum it was 0.27. A helper process, which has a lock of its
-        own, gave 0.26 to 0.29 in nine runs; a second thread that reads gave nothing. (With a store ten times as large
-        the first copy takes 0.8 to 1.1.)
-        A prototype in C that copies and sums in one pass, and has the next record fetched ahead and the whole file
-        mapped before, gave from 0.25 to 0.36 in nine runs: about the target, and then the package would need a
-        compiler. It was left out: the training loop below swaps 1,200 samples a second. Letting the kernel copy
-        (`process_vm_readv`, buffered AIO into the rows), or copying record by record straight into the rows, was
-        measured to be slower than two copies.
+        Without compiled code copying out of the page cache, comparing the checksum and copying into the row are three
+        passes over memory; choosing, ordering and publishing hold the interpreter lock meanwhile.
         """,
     "swap-cold-3k": """
         Reading is bound by the processor (the kernel takes 4 to 5 microseconds a record), so on two cores the work that
         a swap is beside its read is in its way.
         """,
     "swap-cold-110k": """
-        It goes by the run: runs on one machine gave ratios of 0.55, 0.84, 1.05, 1.08 and 1.15. Checksum and copy take
-        36 microseconds a record, as long as the device does; record by record, so that a copy finds its data in the
-        cache, they take longer (39 to 57).
+        It goes by the run, and by the core that the worker is on: where a device interrupts only one, whoever waits for
+        it there waits less, and whoever computes there longer.
         """,
     "append": """
         Every batch makes two syncs, of the data and of the catalogue, against one; which part of it is the device was
@@ -109,12 +96,16 @@ should be:
 - **swap-cold**: samples from the device into RAM, replacements chosen and checksums compared, against Linux AIO that
   reads the same records and does nothing with them, with one, two or four requests of the batch's or a quarter of its
   size under way, whichever is fastest; and against a file for each sample with shared lists of a
-  `multiprocessing.Manager`. (Where ours comes out faster than bare AIO, the machine is virtual, and we think that a
-  core which only waits for the device falls asleep and wakes up late: bare reads of 110 KB, repeated, gave now 13,000,
-  now 29,000 a second.)
+  `multiprocessing.Manager`. (Where ours comes out faster than bare AIO, it goes by the run: bare reads of 110 KB,
+  repeated, gave now 13,000, now 29,000 a second.)
 - **swap-warm**: the same out of the page cache, against a loop of memory copies.
 - **draw**: a batch of random samples with labels and ids, as tensors, against one `numpy.take` of rows that are known
-  already; while swapping, against the same loop without swaps.
+  already.
+- **draw-swapping**: a draw beside a worker that has more to do than it can, against the same beside one that says of
+  every order that it is done, and moves no byte. (Against a loop that orders nothing, as other rows have it, much of
+  the difference is not the worker's: where swaps have been ordered since, the code of a draw has left the caches.) The
+  draws are kept from the core that the device interrupts, if it is always the same one; a row of its own says what they
+  take there.
 - **add**, **open-1m**: what a sample costs when a million are stored, against ten thousand, or against a bound.
 - **append**: a batch that is on the device when the call returns, against `pwritev` and `fdatasync` of the same bytes.
 - **train**: a training loop that swaps every old sample it used, against the same loop without storage.

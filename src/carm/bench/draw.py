@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from carm.bench.cores import interrupted_core, kept_from, kept_on
 from carm.bench.raw import Copying, Gather
 from carm.bench.report import Row, Target, compare
 from carm.bench.timing import Measure, alternate
 from carm.bench.workspace import SMALL, Workspace, fill_cache, open_memory
+from carm.memory.batch import Batch
 from carm.memory.gate import Random
 from carm.memory.memory import Memory
 from carm.memory.orders import Order, ReadDone, ReadOrder
@@ -26,6 +28,7 @@ from carm.memory.swap import SyncWorker, Worker
 
 Ints = NDArray[np.int64]
 _QUEUE = 1024
+_ORDER = 256
 _BUSY_SLOTS = 8_192  # so many that few of those drawn are being swapped already
 
 
@@ -78,7 +81,10 @@ class _Idle(SyncWorker):
 class _Beside:
     """Draws of one memory with a step of training before each: beside its worker, or beside one that does nothing.
 
-    Before each step twice as many swaps are ordered as the queue takes, so the worker has more to do than it can. The
+    It runs on a core that the device does not interrupt, where there is one such device and several cores: a virtual
+    disk with a single queue may announce all that it has read to one core, and whatever else runs there waits.
+
+    Before each step twice as many swaps are ordered as the queue takes, faster than the worker carries them out. The
     step is there because training is not in the middle of ordering swaps when it draws. On the other side all of this
     is the same, and what was ordered is published too, but no byte is moved: what remains is what the worker's work
     costs a draw. Each draw is timed by itself, and the mean counts, so that those that had to wait for the worker do
@@ -86,28 +92,36 @@ class _Beside:
     """
 
     def __init__(self, memory: Memory, n: int, calls: int, step: _Step) -> None:
-        assert memory._worker is not None
+        assert memory._worker is not None and memory._ram is not None
         self.memory, self.n, self.calls, self.step = memory, n, calls, step
         self.worker, self.idle = memory._worker, _Idle(memory._worker)
+        self.ids = memory._ram.ids
+        self.rng = np.random.default_rng(4)
         self.left: list[int] = []
         """Swaps that were still under way after each draw beside the worker."""
 
-    def draws(self, worker: Worker, orders: int) -> float:
-        """Seconds per draw beside `worker`, with so many batches judged before each."""
-        memory, n, clock = self.memory, self.n, time.perf_counter
-        draw, feedback = memory.draw, memory.feedback
+    def _order(self) -> None:
+        """Give feedback on different samples, many at a time."""
+        slots = self.rng.permutation(self.memory.slots)
+        for at in range(0, 2 * _QUEUE, _ORDER):
+            part = slots[at : at + _ORDER]
+            self.memory.feedback(Batch({}, part, self.ids[part]))
+
+    def draws(self, worker: Worker, *, swaps: bool) -> float:
+        """Seconds per draw beside `worker`."""
+        memory, draw, n, clock = self.memory, self.memory.draw, self.n, time.perf_counter
         memory.flush()
         memory._worker = worker
         spent = 0.0
         for _ in range(self.calls):
-            for _ in range(orders):
-                feedback(draw(n))
+            if swaps:
+                self._order()
             self.step()
             begun = clock()
             batch = draw(n)
             spent += clock() - begun
             del batch
-            if worker is self.worker and orders:
+            if swaps and worker is self.worker:
                 memory.poll()
                 self.left.append(memory.stats()["queue_depth"])
         memory.flush()
@@ -115,11 +129,10 @@ class _Beside:
         return spent / self.calls
 
     def sides(self) -> dict[str, Measure]:
-        orders = 2 * _QUEUE // self.n
         return {
-            "busy": partial(self.draws, self.worker, orders),
-            "idle": partial(self.draws, self.idle, orders),
-            "none": partial(self.draws, self.worker, 0),
+            "busy": partial(self.draws, self.worker, swaps=True),
+            "idle": partial(self.draws, self.idle, swaps=True),
+            "none": partial(self.draws, self.worker, swaps=False),
         }
 
 
@@ -166,41 +179,8 @@ def _draw(work: Workspace, n: int, share: float) -> Iterator[Row]:
             unit="us",
             against="numpy.take(out=), memory reused",
         )
+    yield from _beside(work, n)
     slots = _BUSY_SLOTS
-    for engine, swap in (("aio", "thread"), ("mapped", "thread"), ("aio", "process"), ("mapped", "process")):
-        fill_cache(store)
-        with (
-            _Step() as step,
-            open_memory(store, slots, queue=_QUEUE, swap=swap, engine=engine, gate=Random(1.0)) as memory,
-        ):
-            beside = _Beside(memory, n, calls, step)
-            sides = beside.sides()
-            sides["busy"]()
-            beside.left.clear()
-            measured = alternate(sides, 2 * sizes.repetitions + 1)
-        left = np.array(beside.left)
-        what = f"{swap}, engine {engine}, {slots:,} slots"
-        yield compare(
-            f"{name}-swapping",
-            what,
-            measured["busy"],
-            measured["idle"],
-            of="speed",
-            unit="us",
-            against="the same beside an idle worker",
-            target=Target(">=", 0.7) if swap == "thread" else None,
-            note=f"{swap}, engine {engine}: after a draw {np.median(left):.0f} swaps were still under way, and none "
-            f"after {np.mean(left == 0):.0%} of the draws",
-        )
-        yield compare(
-            f"{name}-swapping",
-            what,
-            measured["busy"],
-            measured["none"],
-            of="speed",
-            unit="us",
-            against="nothing ordered at all, the draw's code still in the caches",
-        )
     gather = Gather(slots, SMALL.head_size, n)
     bare = _known(gather.fresh, slots, n, calls, rng)
     with Copying(sizes.small_records, SMALL.head_size, n) as other:
@@ -214,6 +194,45 @@ def _draw(work: Workspace, n: int, share: float) -> Iterator[Row]:
         unit="us",
         against="the same, alone",
     )
+
+
+def _beside(work: Workspace, n: int) -> Iterator[Row]:
+    """Draws beside every kind of worker."""
+    sizes, store, slots = work.sizes, work.small(), _BUSY_SLOTS
+    interrupted = interrupted_core(store)
+    for engine, swap in (("aio", "thread"), ("mapped", "thread"), ("aio", "process"), ("mapped", "process")):
+        fill_cache(store)
+        with (
+            _Step() as step,
+            open_memory(store, slots, queue=_QUEUE, swap=swap, engine=engine, gate=Random(1.0)) as memory,
+        ):
+            beside = _Beside(memory, n, sizes.draw_calls, step)
+            sides = beside.sides()
+            sides["busy"]()
+            beside.left.clear()
+            with kept_from(interrupted):
+                measured = alternate(sides, 2 * sizes.repetitions + 1)
+            left = np.array(beside.left)
+            there: dict[str, list[float]] = {}
+            if interrupted is not None and engine == "aio":
+                with kept_on(interrupted):
+                    there = alternate({side: sides[side] for side in ("busy", "idle")}, sizes.repetitions)
+        row = partial(compare, f"draw-{n}-swapping", of="speed", unit="us")
+        what = f"{swap}, engine {engine}, {slots:,} slots"
+        yield row(
+            what,
+            measured["busy"],
+            measured["idle"],
+            against="the same beside an idle worker",
+            target=Target(">=", 0.7) if swap == "thread" else None,
+            note=f"{swap}, engine {engine}: after a draw {np.median(left):.0f} swaps were still under way, and none "
+            f"after {np.mean(left == 0):.0%} of the draws",
+        )
+        if there:
+            against = "the same beside an idle worker"
+            yield row(f"{what}, on the core that the device interrupts", there["busy"], there["idle"], against=against)
+        against = "nothing ordered at all, the draw's code still in the caches"
+        yield row(what, measured["busy"], measured["none"], against=against)
 
 
 def draw_64(work: Workspace) -> Iterator[Row]:
