@@ -14,6 +14,7 @@ from carm.memory.catalogue import ENTRY
 from carm.memory.orders import Failure, ReadDone, ReadOrder, WriteDone, WriteOrder
 from carm.memory.pipe import Pipe
 from carm.memory.record import Records
+from carm.memory.shared import SharedBlock
 
 
 def pair() -> tuple[Pipe, Pipe]:
@@ -73,9 +74,13 @@ def test_a_report_arrives_as_it_was(ok: list[bool]) -> None:
     there.close()
 
 
+@pytest.mark.parametrize("room", [0, 100_000, 250_000, 1 << 20])
 @pytest.mark.parametrize("n", [0, 1, 3, 2000])
-def test_a_write_order_arrives_as_it_was_large_or_small(pipes: tuple[Pipe, Pipe], n: int) -> None:
-    here, there = pipes
+def test_a_write_order_arrives_as_it_was_large_or_small(n: int, room: int) -> None:
+    """In memory that both ends have, as far as there is room, and through the socket."""
+    ours, theirs = socketpair()
+    shared = SharedBlock(room) if room else None
+    here, there = Pipe(ours.detach(), outbox=shared), Pipe(theirs.detach(), inbox=shared)
     data = np.random.default_rng(0).integers(0, 256, n * 96, np.uint8)
     numbers = np.arange(n)
     records = Records(data, numbers * 96, np.full(n, 96), numbers % 3)
@@ -88,6 +93,10 @@ def test_a_write_order_arrives_as_it_was_large_or_small(pipes: tuple[Pipe, Pipe]
     assert (got.seq, got.victims, got.floor) == (3, [4], 4 if n else None)
     assert np.array_equal(got.records.data, data) and np.array_equal(got.births, births)
     assert got.deaths.tolist() == numbers[::2].tolist()
+    inside = shared is not None and np.shares_memory(got.records.data, shared.bytes())
+    assert inside == (n == 2000 and room >= 192_000)
+    here.close()
+    there.close()
 
 
 def test_other_messages_arrive_in_their_order(pipes: tuple[Pipe, Pipe]) -> None:

@@ -1,7 +1,8 @@
 """How the training process and a helper process talk: orders one way, reports the other, over a pair of sockets.
 
 Reads come in every step of training, so they are written as plain bytes: pickle takes four times as long for them.
-Everything else is pickled; large arrays are sent as they are, for pickling would copy them twice.
+Everything else is pickled, but for large arrays: new samples are handed over in memory that both processes have, for a
+socket would copy them four times, and let both sides wait for each other every 200 KB.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carm.memory.orders import ReadDone, ReadOrder
+from carm.memory.shared import SharedBlock
 
 _HEADER = struct.Struct("<4q")  # kind, ticket, number of records (or of arrays that follow), number of blocks
 _PICKLED, _READ, _READ_ONE_SIZE, _READ_DONE = range(4)
@@ -28,10 +30,17 @@ _LARGE = 4096  # bytes of an array that is sent by itself
 
 
 class Pipe:
-    """One end. It may be sent to by one thread and received from by another."""
+    """One end. It may be sent to by one thread and received from by another.
 
-    def __init__(self, fd: int) -> None:
+    `outbox` is memory for the large arrays of what is sent, the other end's `inbox`. Those of a message are there until
+    the next that has any is sent: whoever sends one waits until the other side has done with the last. What does not
+    fit goes through the socket.
+    """
+
+    def __init__(self, fd: int, *, outbox: SharedBlock | None = None, inbox: SharedBlock | None = None) -> None:
         self._connection = Connection(fd)
+        self._outbox = None if outbox is None else outbox.bytes()
+        self._inbox = None if inbox is None else inbox.bytes()
         _OPEN.add(self)
         # (`Connection.poll` makes one of these every time, and takes seven times as long.)
         self._incoming, self._outgoing = select.poll(), select.poll()
@@ -49,9 +58,40 @@ class Pipe:
     def send(self, message: Any) -> None:
         """Send a message; waits while the other side is busy and does not receive."""
         arrays: list[pickle.PickleBuffer] = []
-        self._connection.send_bytes(_encode(message, arrays))
+        data = _encode(message, arrays)
+        if not arrays:
+            self._connection.send_bytes(data)
+            return
+        raw = [array.raw() for array in arrays]
+        places = self._put(raw)
+        self._connection.send_bytes(data + np.array(places, np.int64).tobytes())
+        for array, (place, _) in zip(raw, places, strict=True):
+            if place < 0:
+                self._connection.send_bytes(array)
+
+    def _put(self, arrays: list[memoryview]) -> list[tuple[int, int]]:
+        """Where in the outbox each of these is now (-1: nowhere), and how many bytes it has."""
+        out, at = [], 0
         for array in arrays:
-            self._connection.send_bytes(array.raw())
+            end = at + array.nbytes
+            if self._outbox is None or end > len(self._outbox):
+                out.append((-1, array.nbytes))
+            else:
+                self._outbox[at:end] = array
+                out.append((at, array.nbytes))
+                at = -(-end // 64) * 64
+        return out
+
+    def _get(self, places: Any) -> list[Any]:
+        """The arrays that the other end has put there, or sends now."""
+        out: list[Any] = []
+        for place, size in places.tolist():
+            if place < 0:
+                out.append(self._connection.recv_bytes())
+            else:
+                assert self._inbox is not None
+                out.append(self._inbox[place : place + size])
+        return out
 
     def send_at_once(self, order: ReadOrder) -> bool:
         """Send an order if that needs no waiting; otherwise returns False."""
@@ -69,7 +109,9 @@ class Pipe:
         kind, ticket, n, blocks = _HEADER.unpack_from(data)
         at = _HEADER.size
         if kind == _PICKLED:
-            return pickle.loads(memoryview(data)[at:], buffers=[self._connection.recv_bytes() for _ in range(n)])
+            end = len(data) - 16 * n
+            places = np.frombuffer(data, np.int64, 2 * n, end).reshape(n, 2)
+            return pickle.loads(memoryview(data)[at:end], buffers=self._get(places))
         if kind == _READ_DONE:
             return ReadDone(ticket, np.frombuffer(data, bool, n, at))
         offsets, sums = np.frombuffer(data, np.int64, n, at), np.frombuffer(data, np.uint64, n, at + 8 * n)

@@ -160,6 +160,7 @@ class Executor:
 
 
 _STOP = None
+_OUTBOX = 1 << 23  # bytes for new samples on their way to a helper process; more go through its socket
 _RECORDS, _BYTES = 256, 1 << 20  # of a read: what the kernel takes in one go, and what stays in a core's cache
 
 
@@ -331,23 +332,29 @@ class ProcessWorker(Worker):
     def __init__(self, plan: Plan, shared: SharedBlock) -> None:
         super().__init__()
         ours, theirs = socketpair()
+        # For new samples on their way: at most one write is under way, so what a write has put there stays until it is
+        # done. Memory is taken only for what is used.
+        outbox: SharedBlock | None = None
+        with contextlib.suppress(OSError):  # where a process may have no file that large, the socket will do
+            outbox = SharedBlock(_OUTBOX)
+        outbox_fd = -1 if outbox is None else outbox.fd
         root = str(Path(__file__).resolve().parents[2])
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
         # Without the current directory, which may have a module with the name of one that is needed.
         command = (
             "import sys; sys.path[:] = filter(None, sys.path); "
-            f"from carm.memory.swap import helper; helper({theirs.fileno()}, {shared.fd})"
+            f"from carm.memory.swap import helper; helper({theirs.fileno()}, {shared.fd}, {outbox_fd})"
         )
         self.process = subprocess.Popen(
             [sys.executable, "-c", command],
-            pass_fds=tuple(fd for fd in (theirs.fileno(), shared.fd, plan.lock) if fd >= 0),
+            pass_fds=tuple(fd for fd in (theirs.fileno(), shared.fd, outbox_fd, plan.lock) if fd >= 0),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the training process, which then tells us to stop
         )
         theirs.close()
-        self._pipe = Pipe(ours.detach())
+        self._pipe = Pipe(ours.detach(), outbox=outbox)
         self._broken = False
         # The pipe may be full while the helper is busy, and `send` must not wait: training would, and if the other
         # direction were full too, both sides would for ever. So what might not fit is posted by a thread.
@@ -412,10 +419,10 @@ class ProcessWorker(Worker):
         self._sender.join()
 
 
-def helper(pipe_fd: int, memory_fd: int) -> None:
+def helper(pipe_fd: int, memory_fd: int, outbox_fd: int) -> None:
     """The helper process's main function. It ends when told to, or when the training process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe = Pipe(pipe_fd)
+    pipe = Pipe(pipe_fd, inbox=None if outbox_fd < 0 else SharedBlock.attach(outbox_fd, _OUTBOX))
 
     def get(block: bool) -> Any:
         if not block and not pipe.ready():
