@@ -24,10 +24,10 @@ _SWAPPING = """
     cache, too, or in none. Batches of 64 out of the page cache, where the worker is fastest, gave from 0.74 to 0.78.
     """
 _BY_THE_RUN = """
-    Rows move by a point or two from run to run, and by more on a machine that others use too. On faster processors the
-    same work is more of a step: where a step took 22 ms, thread and page cache gave 1.022 and 1.029 with two torch
-    threads, and where it took 15 ms 1.034. The worker stands back behind training (nice 10), which is about half a
-    point of that.
+    Rows move by a point or two from run to run, and by more on a machine that others use too: with two torch threads,
+    steps of 15 ms and storage in the page cache the thread gave 1.029, 1.022 and 1.040 in three runs, and 1.030 since
+    it stands back behind training (nice 10), which is about half a point. Where all cores train, the helper process
+    costs up to a point more than the thread; `swap="async"` is the thread, not least because of these rows.
     """
 REASONS: dict[str, str] = {
     "swap-warm": """
