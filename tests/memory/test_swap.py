@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import threading
 import time
 from collections import Counter
 from itertools import pairwise
@@ -498,19 +497,6 @@ def _worker(kind: str, store: Store, throttle: Throttle | None = None) -> tuple[
     assert store.schema is not None
     ram = RamTier(store.schema, 20, blocks=40, block=RamTier.block_size(store.schema, 500), spare=20)
     return WORKERS[kind](Plan(store.directory, "preadv", ram.layout, throttle), ram.shared), ram
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority of their own")
-@pytest.mark.parametrize("kind", ["thread", "process"])
-def test_training_goes_before_the_worker(tmp_path: Path, kind: str) -> None:
-    ours = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    with stored(tmp_path, 40, slots=12, swap=kind) as memory:
-        feed(memory, memory.draw(12))
-        memory.flush()
-        worker: Any = memory._worker
-        number = worker.process.pid if kind == "process" else worker._thread.native_id
-        assert os.getpriority(os.PRIO_PROCESS, number) == min(ours + 10, 19)
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == ours
 
 
 @pytest.mark.parametrize("kind", WORKER_KINDS)

@@ -160,7 +160,6 @@ class Executor:
 
 
 _STOP = None
-_NICE = 10
 _OUTBOX = 1 << 23  # bytes for new samples on their way to a helper process; more go through its socket
 _RECORDS, _BYTES = 256, 1 << 20  # of a read: what the kernel takes in one go, and what stays in a core's cache
 
@@ -202,16 +201,6 @@ def serve(get: Callable[[bool], Any], put: Callable[[Report], None], executor: E
         put(Failure(traceback.format_exc()))
     finally:
         executor.close()
-
-
-def _serve_behind(get: Callable[[bool], Any], put: Callable[[Report], None], executor: Executor) -> None:
-    """`serve`, after the others where there are fewer cores than work: training first. (Where all cores train
-    that is about half a point of the time of a step of 15 ms; beside a second such training it makes no difference.)"""
-    if sys.platform == "linux":  # elsewhere it would be the whole process
-        thread = threading.get_native_id()
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + _NICE, 19))
-    serve(get, put, executor)
 
 
 def _with_more(order: ReadOrder, get: Callable[[bool], Any], ahead: deque[Any], most: int) -> list[ReadOrder]:
@@ -303,7 +292,7 @@ class ThreadWorker(Worker):
         self._reports: SimpleQueue[Report] = SimpleQueue()
         executor = Executor(plan, plan.layout.arrays(shared).arena)
         self._thread = threading.Thread(
-            target=_serve_behind, args=(self._orders.get, self._reports.put, executor), name="carm-swap", daemon=True
+            target=serve, args=(self._orders.get, self._reports.put, executor), name="carm-swap", daemon=True
         )
         self._thread.start()
 
@@ -443,7 +432,7 @@ def helper(pipe_fd: int, memory_fd: int, outbox_fd: int) -> None:
     try:
         plan, size = pipe.receive()
         shared = SharedBlock.attach(memory_fd, size)
-        _serve_behind(get, pipe.send, Executor(plan, plan.layout.arrays(shared).arena))
+        serve(get, pipe.send, Executor(plan, plan.layout.arrays(shared).arena))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
 
