@@ -25,10 +25,10 @@ _SWAPPING = """
     """
 _BY_THE_RUN = """
     Rows move by a point or two from run to run, and by more on a machine that others use too: with two torch threads,
-    steps of 15 ms and storage in the page cache the thread gave 1.022, 1.029, 1.031 and 1.040 in four runs. Where all cores
-    train, the helper process costs up to a point more than the thread; `swap="async"` is the thread, not least because
-    of these rows. A lower priority (nice 10) would spare half a point, and was left out: beside another run that takes
-    the second core, half as many samples were swapped.
+    steps of 15 ms and storage in the page cache the thread gave 1.022, 1.029, 1.031 and 1.040 in four runs. Where all
+    cores train, the helper process costs up to a point more than the thread; `swap="async"` is the thread, not least
+    because of these rows. A lower priority (nice 10) would spare half a point, and was left out: beside another run
+    that takes the second core, half as many samples were swapped.
     """
 REASONS: dict[str, str] = {
     "swap-warm": """
