@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from patterns import descriptors
 
-from carm.memory import aio
+from carm.memory import aio, ring
 from carm.memory.aio import DEPTH, ENGINES, AioEngine, Engine, open_engine
 
 SIZE = 1 << 20
@@ -188,7 +188,7 @@ def test_engines_give_back_everything(path: Path) -> None:
             engine.close()
     assert descriptors() == before[0]
     # The kernel counts for all processes, and others may be at work; a leak would be DEPTH rings in every round.
-    assert contexts() - before[1] < rounds * DEPTH * aio._RING // 2
+    assert contexts() - before[1] < rounds * DEPTH * ring.RING // 2
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_without_aio(path: Path, content: np.ndarray, monkeypatch: pytest.Monkey
     def refused(*_: Any) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(aio._Kernel, "setup", refused)
+    monkeypatch.setattr(ring.Kernel, "setup", refused)
     before = descriptors()
     with pytest.raises(ValueError, match=r"engine='aio' does not work for .*not permitted; use engine='auto'"):
         open_engine("aio", path)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from patterns import FIXED, VARIABLE, audit, keys_of, samples
 
-from carm.memory import aio
+from carm.memory import ring
 from carm.memory.errors import CarmError, SchemaError, StoreError
 from carm.memory.gate import Dynamic, Entropy, Gate, Random
 from carm.memory.memory import Memory
@@ -172,7 +172,7 @@ def test_an_engine_that_does_not_work_here(
     def refused(*_: Any) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(aio._Kernel, "setup", refused)
+    monkeypatch.setattr(ring.Kernel, "setup", refused)
     if schema is not None:
         with pytest.raises(ValueError, match="engine='aio' does not work"):
             Memory(5, storage=tmp_path, engine="aio", schema=schema)

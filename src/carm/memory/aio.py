@@ -2,9 +2,8 @@
 
 Three engines with one interface; `choose` times them on the store's own extents and takes the fastest.
 
-    aio      Linux AIO with O_DIRECT: the control blocks of a whole request are filled as one numpy array, then one
-             io_submit and one io_getevents through ctypes. The device sees the whole request at once, and the page
-             cache stays empty.
+    aio      Linux AIO with O_DIRECT: one system call for a whole request. The device sees all of it at once, and the
+             page cache stays empty.
     mapped   copies out of a mapping of the file: fastest by far where the file is in the page cache, slow where it is
              not (every page is a fault), and an unreadable page kills the process (SIGBUS) instead of giving an error.
     preadv   a few threads that call preadv: works everywhere.
@@ -17,11 +16,9 @@ hardly anything has to be worked out per request.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import mmap
 import os
-import platform
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,26 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carm.memory.record import Bytes
+from carm.memory.ring import RING, Kernel, Ring, Staging
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 DEPTH = 4
 """How many reads may be under way."""
-
-
-class _Staging:
-    """Page-aligned memory that grows to the largest request it has seen."""
-
-    def __init__(self) -> None:
-        self.data: Bytes = np.zeros(0, np.uint8)
-        self.address = 0
-
-    def reserve(self, size: int) -> Bytes:
-        if size > len(self.data):
-            size = -(-(size + size // 4) // mmap.PAGESIZE) * mmap.PAGESIZE
-            self.data = np.frombuffer(mmap.mmap(-1, size), np.uint8)
-            self.address = self.data.ctypes.data
-        return self.data
 
 
 class Engine(ABC):
@@ -61,7 +44,7 @@ class Engine(ABC):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._staging: list[_Staging] = []
+        self._staging: list[Staging] = []
         self._taken: set[int] = set()
 
     def prepare(self) -> None:  # noqa: B027 - most need nothing
@@ -103,7 +86,7 @@ class Engine(ABC):
             raise RuntimeError(f"more than {DEPTH} reads begun and not finished")
         self._taken.add(place)
         while place >= len(self._staging):
-            self._staging.append(_Staging())
+            self._staging.append(Staging())
         return place, self._staging[place].reserve(size)
 
 
@@ -131,123 +114,6 @@ def _spacing(size: int) -> int:
     return 512 << max(0, (-(-size // 512) - 1).bit_length()) if size <= _PAGE else -(-size // _PAGE) * _PAGE
 
 
-_IOCB = np.dtype(
-    [
-        *[("data", "<u8"), ("key", "<u4"), ("rw_flags", "<i4"), ("opcode", "<u2"), ("priority", "<i2"), ("fd", "<u4")],
-        *[("buf", "<u8"), ("nbytes", "<u8"), ("offset", "<i8"), ("unused", "<u8"), ("flags", "<u4"), ("resfd", "<u4")],
-    ]
-)
-_EVENT = np.dtype([("data", "<u8"), ("obj", "<u8"), ("res", "<i8"), ("res2", "<i8")])
-_CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}  # io_setup, io_destroy, io_submit, io_getevents
-_RING = 256  # reads in the kernel at once, per ticket
-
-
-class _Kernel:
-    """The four system calls. glibc has no wrappers for them."""
-
-    def __init__(self) -> None:
-        numbers = _CALLS.get(platform.machine())
-        if platform.system() != "Linux" or numbers is None:
-            raise OSError(errno.ENOSYS, f"Linux AIO is not available on {platform.system()} {platform.machine()}")
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._syscall = libc.syscall
-        self._syscall.restype = ctypes.c_long
-        self._setup, self._destroy, self._submit, self._events = (ctypes.c_long(n) for n in numbers)
-
-    def _call(self, *arguments: Any) -> int:
-        while True:
-            result = int(self._syscall(*arguments))
-            if result >= 0:
-                return result
-            code = ctypes.get_errno()
-            if code != errno.EINTR:
-                raise OSError(code, os.strerror(code))
-
-    def setup(self, events: int) -> ctypes.c_ulong:
-        context = ctypes.c_ulong(0)
-        self._call(self._setup, ctypes.c_long(events), ctypes.byref(context))
-        return context
-
-    def destroy(self, context: ctypes.c_ulong) -> None:
-        self._call(self._destroy, context)
-
-    def submit(self, context: ctypes.c_ulong, count: int, pointers: int) -> int:
-        return self._call(self._submit, context, ctypes.c_long(count), ctypes.c_void_p(pointers))
-
-    def events(self, context: ctypes.c_ulong, count: int, out: int) -> int:
-        return self._call(
-            self._events,
-            context,
-            ctypes.c_long(count),
-            ctypes.c_long(count),
-            ctypes.c_void_p(out),
-            ctypes.c_void_p(None),
-        )
-
-
-class _Ring:
-    """One kernel context with its control blocks."""
-
-    def __init__(self, kernel: _Kernel) -> None:
-        self.kernel = kernel
-        self.context = kernel.setup(_RING)
-        self.blocks = np.zeros(_RING, _IOCB)
-        self.blocks["data"] = np.arange(_RING)
-        address = self.blocks.ctypes.data
-        self.pointers = np.arange(address, address + 64 * _RING, 64, dtype=np.uint64)
-        self.pointers_at = self.pointers.ctypes.data
-        self.results = np.zeros(_RING, _EVENT)
-        self.results_at = self.results.ctypes.data
-        self._offsets, self._got = self.blocks["offset"], self.results["res"]
-        self._aim: tuple[int, int, int] | None = None
-
-    def submit(self, fd: int, offsets: Ints, sizes: Ints, addresses: Ints) -> None:
-        n = len(offsets)
-        blocks = self.blocks[:n]
-        self._aim = None
-        blocks["fd"] = fd
-        blocks["nbytes"] = sizes
-        blocks["buf"] = addresses
-        self._submit(offsets)
-
-    def submit_rows(self, fd: int, offsets: Ints, size: int, address: int) -> None:
-        """Read `size` bytes each, into rows from `address` on. Mostly it is the same rows again."""
-        if self._aim != (fd, size, address):
-            self.blocks["fd"] = fd
-            self.blocks["nbytes"] = _padded(size)
-            self.blocks["buf"] = address + np.arange(_RING) * _spacing(size)
-            self._aim = fd, size, address
-        self._submit(offsets)
-
-    def _submit(self, offsets: Ints) -> None:
-        n = len(offsets)
-        self._offsets[:n] = offsets
-        done = 0
-        while done < n:
-            done += self.kernel.submit(self.context, n - done, self.pointers_at + 8 * done)
-
-    def wait(self, n: int) -> Ints:
-        """Bytes read (or a negative error number) for each of the n submitted blocks."""
-        self._wait(n)
-        out = np.empty(n, np.int64)
-        out[self.results["data"][:n].astype(np.int64)] = self._got[:n]
-        return out
-
-    def wait_rows(self, n: int, size: int) -> Bools:
-        """Which of the n submitted blocks were read up to `size` bytes at least."""
-        self._wait(n)
-        if self._got[:n].min(initial=size) >= size:  # in whatever order they came
-            return np.ones(n, bool)
-        ok = np.zeros(n, bool)
-        ok[self.results["data"][:n].astype(np.int64)] = self._got[:n] >= size
-        return ok
-
-    def _wait(self, n: int) -> None:
-        got = 0
-        while got < n:
-            got += self.kernel.events(self.context, n - got, self.results_at + 32 * got)
-
-
 class AioEngine(Engine):
     """Linux AIO on a descriptor opened with O_DIRECT."""
 
@@ -256,8 +122,8 @@ class AioEngine(Engine):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.fd = -1
-        self._rings: list[_Ring] = []
-        self._kernel = _Kernel()
+        self._rings: list[Ring] = []
+        self._kernel = Kernel()
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
             self._align = self._alignment()
@@ -285,10 +151,10 @@ class AioEngine(Engine):
             self.close()
             raise
 
-    def _ring(self, place: int) -> _Ring:
+    def _ring(self, place: int) -> Ring:
         """The ring of a place, made when first needed: the kernel gives out a limited number (fs.aio-max-nr)."""
         while place >= len(self._rings):
-            self._rings.append(_Ring(self._kernel))
+            self._rings.append(Ring(self._kernel))
         return self._rings[place]
 
     def begin(self, offsets: Ints, sizes: Ints) -> Any:
@@ -298,7 +164,7 @@ class AioEngine(Engine):
         starts, end = _spread(length, _PAGE)
         place, data = self._take(end)
         ring = self._ring(place)
-        under_way = min(len(offsets), _RING)
+        under_way = min(len(offsets), RING)
         addresses = data.ctypes.data + starts
         ring.submit(self.fd, first[:under_way], length[:under_way], addresses[:under_way])
         skip = offsets - first
@@ -307,8 +173,8 @@ class AioEngine(Engine):
     def finish(self, ticket: Any, *, in_place: bool = False) -> tuple[Bytes, Ints, Bools]:
         place, ring, data, starts, first, length, addresses, needed, under_way = ticket
         got = ring.wait(under_way)
-        for at in range(under_way, len(first), _RING):
-            part = slice(at, at + _RING)
+        for at in range(under_way, len(first), RING):
+            part = slice(at, at + RING)
             ring.submit(self.fd, first[part], length[part], addresses[part])
             got = np.concatenate((got, ring.wait(len(first[part]))))
         self._taken.remove(place)
@@ -319,7 +185,7 @@ class AioEngine(Engine):
             return super().begin_rows(offsets, size)
         place, data = self._take(len(offsets) * _spacing(size))
         ring, address = self._ring(place), self._staging[place].address
-        ring.submit_rows(self.fd, offsets[:_RING], size, address)
+        ring.submit_rows(self.fd, offsets[:RING], _padded(size), address, _spacing(size))
         return place, ring, data, offsets, size, address
 
     def finish_rows(self, ticket: Any, *, in_place: bool = False) -> tuple[Bytes, Ints, Bools]:
@@ -327,18 +193,17 @@ class AioEngine(Engine):
             return super().finish_rows(ticket)
         place, ring, data, offsets, size, address = ticket
         n, stride = len(offsets), _spacing(size)
-        ok = ring.wait_rows(min(n, _RING), size)
-        for at in range(_RING, n, _RING):
-            part = offsets[at : at + _RING]
-            ring.submit_rows(self.fd, part, size, address + at * stride)
+        ok = ring.wait_rows(min(n, RING), size)
+        for at in range(RING, n, RING):
+            part = offsets[at : at + RING]
+            ring.submit_rows(self.fd, part, _padded(size), address + at * stride, stride)
             ok = np.concatenate((ok, ring.wait_rows(len(part), size)))
         self._taken.remove(place)
         return data, np.arange(0, n * stride, stride), ok
 
     def close(self) -> None:
         for ring in self._rings:
-            with contextlib.suppress(OSError):
-                self._kernel.destroy(ring.context)
+            ring.close()
         self._rings = []
         if self.fd >= 0:
             os.close(self.fd)

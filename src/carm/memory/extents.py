@@ -62,11 +62,11 @@ class FixedExtents:
 
     def allocate(self, sizes: Ints, limit: int | None) -> Ints:
         """Offsets for records of these sizes: holes first, then the end of the file, but not beyond `limit`. -1: no
-        room."""
+        room. They are ascending, so that neighbours are written together."""
         out = np.full(len(sizes), -1, np.int64)
         holes = min(len(sizes), len(self._holes))
         if holes:
-            out[:holes] = np.array(self._holes[-holes:])[::-1] * self.size
+            out[:holes] = np.sort(np.array(self._holes[-holes:])) * self.size
             del self._holes[-holes:]
         fresh = len(sizes) - holes
         if limit is not None:

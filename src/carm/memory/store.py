@@ -172,7 +172,7 @@ class Store:
                 "or use another directory"
             )
         if not self.readonly:
-            self.file = self.file or ExtentFile(self.directory)
+            self.file = self.file or ExtentFile(self.directory, direct=self._engine_name == "aio")
             self.file.reserve(_LEAST_FILE, _LEAST_FILE)
         self.uuid = self.catalogue.uuid()
         self.schema = schema

@@ -133,7 +133,7 @@ class Executor:
 
     def write(self, order: WriteOrder | CompactOrder) -> Report:
         if self._catalogue is None:
-            self._file = ExtentFile(self.plan.directory)
+            self._file = ExtentFile(self.plan.directory, direct=self.plan.engine == "aio")
             self._catalogue = Catalogue(self.plan.directory)
         assert self._file is not None
         if isinstance(order, CompactOrder):
@@ -146,8 +146,6 @@ class Executor:
             if error.errno not in extentfile.FULL:
                 raise
             return WriteDone(order.seq, (error.errno, str(error)))
-        if self.plan.engine == "aio":
-            self._file.forget()
         if until:
             Throttle.wait(until)
         return WriteDone(order.seq, None)
