@@ -59,6 +59,13 @@ class Model(RuleBasedStateMachine):
         self.sets.remove(item)
         del self.model[item]
 
+    @rule(n=st.integers(0, 80), seed=st.integers(0, 99))
+    def remove_some(self, n: int, seed: int) -> None:
+        gone = np.random.default_rng(seed).permutation(sorted(self.model))[:n].astype(np.int64)
+        self.sets.remove_each(gone)
+        for item in gone.tolist():
+            del self.model[item]
+
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def turn(self, data: st.DataObject) -> None:

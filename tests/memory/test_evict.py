@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from typing import Any
 
@@ -27,10 +28,13 @@ def run(sets: ClassSets, labels: list[int], *, samples: int = 0, room: int = 0, 
     arrivals = np.array(labels, np.int64)
     sizes = np.array(given.get("sizes", [512] * len(labels)), np.int64)
     pinned = np.array(given.get("pinned", [False] * len(labels)), bool)
+    size_of = given.get("size_of", lambda _: 512)
+
+    def sizes_of(items: Any) -> Any:
+        return np.array([size_of(i) for i in items.tolist()], np.int64)
+
     rng = np.random.default_rng(seed)
-    return choose(
-        sets, arrivals, sizes, pinned, samples=samples, room=room, size_of=given.get("size_of", lambda _: 512), rng=rng
-    )  # fmt: skip
+    return choose(sets, arrivals, sizes, pinned, samples=samples, room=room, sizes_of=sizes_of, rng=rng)
 
 
 def test_largest_class_first() -> None:
@@ -142,6 +146,57 @@ def test_what_is_left_is_as_balanced_as_can_be(
         for c, n in left.items():  # nobody smaller than c was touched while c could have given one more
             if n > least[c]:
                 assert all(left[d] >= n - 1 for d in total if gone[d])
+
+
+@given(
+    st.dictionaries(st.integers(0, 4), st.integers(1, 8), max_size=4),
+    st.dictionaries(st.integers(0, 4), st.integers(0, 8), max_size=4),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=12),
+    st.integers(1, 60),
+    st.integers(0, 99),
+)
+def test_by_bytes_as_one_by_one(
+    counts: dict[int, int], held: dict[int, int], arrivals: list[tuple[int, int]], units: int, seed: int
+) -> None:
+    """However many are guessed at a time: what goes is what would, were it chosen one by one from the largest class."""
+    labels, sizes = [a for a, _ in arrivals], [512 * s for _, s in arrivals]
+    size_of = {i: 512 * (1 + i % 7) for c, n in counts.items() for i in range(c * 1000, c * 1000 + n)}
+    sets = make(counts, held)
+    room = 512 * units
+    victims, left_out = run(sets, labels, room=room, sizes=sizes, size_of=size_of.__getitem__, seed=seed)
+    gone = sum(size_of[v] for v in victims) + sum(sizes[i] for i in left_out)
+    may_go = {c: n - min(held.get(c, 0), n) for c, n in counts.items()}
+    assert gone >= room or len(victims) + len(left_out) == sum(may_go.values()) + len(labels)
+    for last in ([size_of[victims[-1]]] if victims else []) + ([sizes[left_out[-1]]] if left_out else []):
+        if gone - last < room:
+            break
+    else:
+        assert not victims and not left_out, "more than is needed"
+    went = Counter([v // 1000 for v in victims] + [labels[i] for i in left_out])
+    left = {c: n - went[c] for c, n in (Counter(counts) + Counter(labels)).items()}
+    for c, n in left.items() if not left_out else ():  # (else victims may have been spared in the end)
+        if went[c] < may_go.get(c, 0) + labels.count(c):  # it could have given one more
+            assert all(left[d] >= n - 1 for d in left if went[d])
+    taken = {i for i in size_of if not sets.is_open(i)} - {c * 1000 + i for c in counts for i in range(held.get(c, 0))}
+    assert taken == set(victims), "those that were not needed are open again"
+
+
+def test_many_classes_take_hardly_longer() -> None:
+    """A commit must not wait for a walk over all classes in Python."""
+    seconds = []
+    for classes in (100, 20_000):
+        sets = ClassSets()
+        sets.reserve(40_000)
+        sets.add_each(np.arange(40_000), np.arange(40_000) % classes)
+        best = 1.0
+        for seed in range(5):
+            begun = time.perf_counter()
+            victims, _ = run(sets, list(range(100)), samples=100, seed=seed)
+            best = min(best, time.perf_counter() - begun)
+            assert len(victims) == 100
+            sets.release_each(np.array(victims))
+        seconds.append(best)
+    assert seconds[1] < 20 * seconds[0]  # in Python it was 100 times
 
 
 @given(

@@ -13,6 +13,7 @@ again.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -193,6 +194,28 @@ class ClassSets:
         if not self._h[item]:
             self._o[number] -= 1
 
+    def remove_each(self, items: NDArray[np.integer]) -> None:
+        """`remove`, for different items at once. (Which members fill the holes may differ.)"""
+        if len(items) <= _FEW:
+            for item in items.tolist():
+                self.remove(item)
+            return
+        order = np.argsort(self._class_of[items], kind="stable")
+        items = items[order].astype(np.int64)
+        numbers, position = self._class_of[items].astype(np.int64), self._position[items]
+        np.subtract.at(self._open, numbers[~self._held[items]], 1)
+        np.subtract.at(self._total, numbers, 1)
+        self._class_of[items] = -1
+        # A class that loses k members gives up the last k places. Members there that stay take the places, further to
+        # the front, of those that go: there are as many, and both are in the order of the classes here.
+        first = np.flatnonzero(np.diff(numbers, prepend=-1))
+        within = np.arange(len(items)) - np.repeat(first, np.diff(first, append=len(items)))
+        last = self._pool[self._base[numbers] + self._total[numbers] + within]
+        stay = last[self._class_of[last] >= 0]
+        hole = position < self._total[numbers]
+        self._pool[self._base[numbers[hole]] + position[hole]] = stay
+        self._position[stay] = position[hole]
+
     def hold(self, item: int) -> None:
         """Make an open `item` a held one."""
         self._h[item] = True
@@ -206,12 +229,12 @@ class ClassSets:
     def hold_each(self, items: NDArray[np.integer]) -> None:
         """`hold`, for different items at once."""
         self._held[items] = True
-        self._open -= np.bincount(self._class_of[items], minlength=len(self._open))
+        np.subtract.at(self._open, self._class_of[items], 1)
 
     def release_each(self, items: NDArray[np.integer]) -> None:
         """`release`, for different items at once."""
         self._held[items] = False
-        self._open += np.bincount(self._class_of[items], minlength=len(self._open))
+        np.add.at(self._open, self._class_of[items], 1)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -254,6 +277,15 @@ class ClassSets:
         number = self._numbers.get(label)
         return 0 if number is None else int(self._open[number])
 
+    def census(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How many members, and how many open ones, each class has, by class number."""
+        count = len(self._names)
+        return self._total[:count].copy(), self._open[:count].copy()
+
+    def numbers(self, labels: Iterable[int]) -> NDArray[np.int64]:
+        """The class numbers of these labels; -1 where there is no class."""
+        return np.array([self._numbers.get(label, -1) for label in labels], np.int64)
+
     def members(self, label: int) -> NDArray[np.int32]:
         """A copy of the members of `label`."""
         number = self._numbers.get(label)
@@ -283,7 +315,11 @@ class ClassSets:
     def take_like(self, items: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """Choose for each of `items`, which are members, an open member of its class, and hold it; -1 where there is
         none."""
-        numbers = self._class_of[items].astype(np.int64)  # (numpy takes three times as long to index with 32 bits)
+        # (numpy takes three times as long to index with 32 bits)
+        return self.take_from(self._class_of[items].astype(np.int64), rng)
+
+    def take_from(self, numbers: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        """The same for each of these class numbers."""
         n = len(numbers)
         if n <= _FEW:
             return np.array(self._take_each(numbers.tolist(), rng), np.int64)
@@ -299,13 +335,13 @@ class ClassSets:
             lost[np.argsort(out, kind="stable")[1:][same]] = True
         if not np.count_nonzero(lost):
             self._held[out] = True
-            self._open -= np.bincount(numbers, minlength=len(self._open))
+            np.subtract.at(self._open, numbers, 1)
             return out
         won, lost = ~lost, np.flatnonzero(lost)
         self._held[out[won]] = True
-        self._open -= np.bincount(numbers[won], minlength=len(self._open))
-        rest = numbers[lost].tolist()
-        out[lost] = self.take_like(items[lost], rng) if _FEW < 2 * len(rest) < n else self._take_each(rest, rng)
+        np.subtract.at(self._open, numbers[won], 1)
+        rest = numbers[lost]
+        out[lost] = self.take_from(rest, rng) if _FEW < 2 * len(rest) < n else self._take_each(rest.tolist(), rng)
         return out
 
     def _take_each(self, numbers: list[int], rng: np.random.Generator) -> list[int]:
@@ -339,15 +375,12 @@ class ClassSets:
 
     def largest(self, *, openly: bool = False, u: float = 0.0) -> int | None:
         """The label with most members (with `openly`: among those that have an open one); ties are broken with `u`."""
-        best = 0
-        ties: list[int] = []
-        for name, total, opened in zip(self._names, self._t, self._o, strict=False):
-            if total < best or total == 0 or (openly and not opened):
-                continue
-            if total > best:
-                best, ties = total, []
-            ties.append(name)
-        return ties[int(u * len(ties))] if ties else None
+        total, opened = self.census()
+        if openly:
+            total[opened == 0] = 0
+        best = int(total.max(initial=0))
+        ties = np.flatnonzero(total == best)
+        return self._names[ties[int(u * len(ties))]] if best else None
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
@@ -356,6 +389,12 @@ class ClassSets:
         """Bytes of RAM that the arrays take."""
         arrays = (self._class_of, self._position, self._held, self._pool, self._open, self._total, self._base)
         return sum(a.nbytes for a in arrays) + self._room.nbytes
+
+    @property
+    def label_nbytes(self) -> int:
+        """Bytes that the labels take besides: Python keeps a label and a number of each class as objects."""
+        objects = 2 * sys.getsizeof(2**31) * len(self._names)
+        return sys.getsizeof(self._numbers) + sys.getsizeof(self._names) + objects
 
     def order(self) -> list[tuple[int, NDArray[np.int32], NDArray[np.bool_]]]:
         """Every class as (label, members, which are held), in order: what `restore` needs for identical choices."""

@@ -52,7 +52,7 @@ class Index:
     def nbytes(self) -> int:
         """Bytes of RAM that it takes."""
         arrays = sum(a.nbytes for a in (self.ids, self.offsets, self.sizes, self.sums))
-        return arrays + self.sets.nbytes + len(self._free) * self._free.itemsize
+        return arrays + self.sets.nbytes + self.sets.label_nbytes + len(self._free) * self._free.itemsize
 
     def live(self) -> Ints:
         """Handles in use, by id."""
@@ -96,8 +96,7 @@ class Index:
 
     def drop(self, handles: list[int]) -> None:
         """Take samples out."""
-        for handle in handles:
-            self.sets.remove(handle)
+        self.sets.remove_each(np.array(handles, np.int64))
         self._free.extend(handles)
         self._count -= len(handles)
         self.live_bytes -= int(padded_each(self.sizes[handles]).sum())

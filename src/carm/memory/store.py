@@ -455,12 +455,12 @@ class Store:
         candidates = np.flatnonzero(~hopeless)
         victims, left_out = evict.choose(
             self.index.sets, records.labels[candidates], sizes[candidates], pinned[candidates],
-            samples=samples - int(hopeless.sum()), room=room, size_of=self._room_of, rng=self.rng,
+            samples=samples - int(hopeless.sum()), room=room, sizes_of=self._room_of, rng=self.rng,
         )  # fmt: skip
         return victims, [*candidates[left_out].tolist(), *np.flatnonzero(hopeless).tolist()]
 
-    def _room_of(self, handle: int) -> int:
-        return padded(int(self.index.sizes[handle]))
+    def _room_of(self, handles: Ints) -> Ints:
+        return padded_each(self.index.sizes[handles])
 
     def _end_limit(self) -> int | None:
         """How long the extent file may be now."""
