@@ -262,7 +262,8 @@ def test_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 def test_names() -> None:
     assert memory.chosen(None) == list(memory.BENCHMARKS)
-    assert memory.chosen(["train", "draw-64"]) == ["draw-64", "train-warm", "train-cold", "train-throttled"]
+    trains = ["train-warm", "train-cold", "train-full", "train-throttled"]
+    assert memory.chosen(["train", "draw-64"]) == ["draw-64", *trains]
     with pytest.raises(ValueError, match=r"only='nonsense'.*swap-cold-3k"):
         memory.chosen(["nonsense"])
 

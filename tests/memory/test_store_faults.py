@@ -30,6 +30,7 @@ from carm.memory.catalogue import ENTRY, Catalogue
 from carm.memory.errors import CorruptRecord, StoreError, StoreFull, StoreLocked
 from carm.memory.orders import WriteOrder, perform
 from carm.memory.record import Field, Schema
+from carm.memory.ring import Ring
 from carm.memory.store import Store
 
 HERE = os.path.dirname(__file__)
@@ -426,7 +427,11 @@ def test_names_are_synced_before_anything_is_acknowledged(base: Path, monkeypatc
     assert synced == [], "nothing new, nothing to sync"
 
 
-def test_data_is_synced_before_it_is_committed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["aio", "preadv"])  # past the page cache, and through it
+@pytest.mark.parametrize("batched", [True, False])
+def test_data_is_synced_before_it_is_committed(
+    base: Path, monkeypatch: pytest.MonkeyPatch, engine: str, batched: bool
+) -> None:
     events: list[str] = []
 
     def spy(owner: Any, name: str) -> None:
@@ -439,13 +444,19 @@ def test_data_is_synced_before_it_is_committed(base: Path, monkeypatch: pytest.M
 
         monkeypatch.setattr(owner, name, spied)
 
-    with Store(base, schema=FIXED) as store:
+    with Store(base, schema=FIXED, engine=engine) as store:
         fill(store, 3)
-        for name in ("pwrite", "pwritev", "fdatasync"):
+        assert store.file is not None
+        if not batched:
+            assert store.file._batched is not None
+            store.file._batched.close()
+            store.file._batched = None
+        for name in ("pwrite", "fdatasync"):
             spy(os, name)
+        spy(Ring, "wait")
         spy(store.catalogue, "commit")
         fill(store, 3)
-    assert [("pwrite" if e == "pwritev" else e) for e in events] == ["pwrite", "fdatasync", "commit"]
+    assert events == ["wait" if batched else "pwrite", "fdatasync", "commit"]
 
 
 # -- damaged data ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import numpy as np
 
 from carm.bench.raw import Log
 from carm.bench.report import Row, Target, amount, compare
+from carm.bench.sizes import Sizes
 from carm.bench.timing import Measure, alternate
 from carm.bench.workspace import SMALL, TINY, Workspace, samples
 from carm.machine import drop_cache
@@ -21,6 +22,7 @@ from carm.memory.store import Store
 
 _SLOTS = 2_000
 _COMMIT = 2_048  # samples per commit when a store is filled
+_FULL = " and room for no more"
 
 
 def append(work: Workspace) -> Iterator[Row]:
@@ -85,57 +87,62 @@ class _Adding:
 
 
 def add(work: Workspace) -> Iterator[Row]:
-    """`add`: does a sample cost more when many are stored already? One memory of each size, in turns."""
-    sizes = work.sizes
-    few, most = sizes.stored[0], sizes.stored[-1]
-    with contextlib.ExitStack() as stack:
-        memories = {
-            count: stack.enter_context(
-                Memory(slots=_SLOTS, storage=_filled(work, count), select=Reservoir(), swap="thread", engine="aio")
-            )
-            for count in sizes.stored
-        }
-        for batch in (10, 128):
-            adding = {str(count): _Adding(memory, batch, sizes.added) for count, memory in memories.items()}
-            for first in adding.values():
-                first()
-                first.calls.clear()
-            measured = alternate(adding, 2 * sizes.repetitions + 1)
-            for count in sizes.stored[1:]:
-                target = Target("<=", 1.3) if count == most else None
-                what, against = f"batches of {batch}, {count:,} stored", f"{few:,} stored"
-                yield compare(
+    """`add`: does a sample cost more when many are stored already? One memory of each size, in turns: first they grow,
+    then they may hold no more, and every sample that comes takes the place of another."""
+    for full in (False, True):
+        with contextlib.ExitStack() as stack:
+            memories = {count: stack.enter_context(_filled_memory(work, count, full)) for count in work.sizes.stored}
+            for batch in (10, 128):
+                yield from _adding(memories, batch, work.sizes, full)
+            for count, memory in memories.items():
+                stats = memory.stats()
+                yield amount(
                     "add",
-                    f"{what}, until on the device",
-                    measured[str(count)],
-                    measured[str(few)],
-                    of="cost",
-                    unit="us",
-                    against=against,
-                    target=target,
+                    f"index per sample, {count:,} stored{_FULL if full else ''}",
+                    [stats["index_bytes"] / stats["stored_samples"]],
+                    unit="bytes",
+                    against="a bound",
+                    target=Target("<=", 64),
                 )
-                yield compare(
-                    "add",
-                    f"{what}, the call alone",
-                    adding[str(count)].calls,
-                    adding[str(few)].calls,
-                    of="cost",
-                    unit="us",
-                    against=against,
-                    target=target,
-                )
-        for count, memory in memories.items():
-            stats = memory.stats()
-            yield amount(
-                "add",
-                f"index per sample, {count:,} stored",
-                [stats["index_bytes"] / stats["stored_samples"]],
-                unit="bytes",
-                against="a bound",
-                target=Target("<=", 64),
-            )
-    for count in sizes.stored[:-1]:
+    for count in work.sizes.stored[:-1]:
         work.discard(f"tiny-{count}")
+
+
+def _filled_memory(work: Workspace, count: int, full: bool) -> Memory:
+    store = _filled(work, count)
+    capacity = None
+    if full:
+        with Store(store, readonly=True) as opened:
+            capacity = len(opened)
+    return Memory(
+        slots=_SLOTS, storage=store, storage_capacity=capacity, select=Reservoir(), swap="thread", engine="aio"
+    )
+
+
+def _adding(memories: dict[int, Memory], batch: int, sizes: Sizes, full: bool) -> Iterator[Row]:
+    """What a sample costs in each of the memories, against the one with fewest."""
+    few, *others = memories
+    adding = {str(count): _Adding(memory, batch, sizes.added) for count, memory in memories.items()}
+    for first in adding.values():
+        first()
+        first.calls.clear()
+    measured = alternate(adding, 2 * sizes.repetitions + 1)
+    for count in others:
+        sides = {
+            "until on the device": (measured[str(count)], measured[str(few)]),
+            "the call alone": (adding[str(count)].calls, adding[str(few)].calls),
+        }
+        for what, (ours, theirs) in sides.items():
+            yield compare(
+                "add",
+                f"batches of {batch}, {count:,} stored{_FULL if full else ''}, {what}",
+                ours,
+                theirs,
+                of="cost",
+                unit="us",
+                against=f"{few:,} stored",
+                target=Target("<=", 1.3),
+            )
 
 
 def open_many(work: Workspace) -> Iterator[Row]:

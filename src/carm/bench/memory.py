@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[Workspace], Iterator[Row]]] = {
     "append": append.append,
     "train-warm": training.warm,
     "train-cold": training.cold,
+    "train-full": training.full,
     "train-throttled": training.throttled,
 }
 

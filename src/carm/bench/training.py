@@ -51,6 +51,8 @@ class Loop:
     engine: str = "auto"
     ratio: float | str = 1.0
     throttle: str | None = None
+    full: bool = False
+    """Whether storage may hold no more than it has: every new sample takes the place of another."""
 
 
 def small_cnn(width: int) -> nn.Module:
@@ -129,7 +131,13 @@ def _memory(directory: Path, loop: Loop, count: int) -> Memory:
     _fill(directory, count)
     gate = Entropy(loop.ratio)
     return Memory(
-        slots=_SLOTS, storage=directory, gate=gate, swap=loop.swap, engine=loop.engine, throttle=loop.throttle
+        slots=_SLOTS,
+        storage=directory,
+        storage_capacity=count if loop.full else None,
+        gate=gate,
+        swap=loop.swap,
+        engine=loop.engine,
+        throttle=loop.throttle,
     )
 
 
@@ -246,6 +254,22 @@ def warm(work: Workspace) -> Iterator[Row]:
 def cold(work: Workspace) -> Iterator[Row]:
     """`train-cold`: the same, storage read from the device."""
     yield from _train("train-cold", work, "aio")
+
+
+def full(work: Workspace) -> Iterator[Row]:
+    """`train-full`: storage that may hold no more, as on a device that has run for a while; each new sample takes the
+    place of another, somewhere in the file."""
+    loops = {"plain": Loop(None)} | {
+        f"thread, {cache}": Loop("thread", engine, full=True)
+        for cache, engine in (("page cache warm", "mapped"), ("from the device", "aio"))
+    }
+    for threads, passive, variant in _settings(work.sizes):
+        folder = f"train-full-{threads}"
+        measured = _in_fresh_process(work.directory / folder, loops, work.sizes, threads=threads, passive=passive)
+        work.discard(folder)
+        for side in loops:
+            if side != "plain":
+                yield from _rows("train-full", side, variant, measured[side], measured["plain"], note=_WAITING)
 
 
 def throttled(work: Workspace) -> Iterator[Row]:
