@@ -95,39 +95,53 @@ def file_limit(size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def mounted(where: Path, kind: str, size: int) -> Iterator[Path]:
-    """A small file system at `where`; skips the test where that is not allowed."""
+def mounted(where: Path, kind: str, size: int, *, sector: int = 512) -> Iterator[Path]:
+    """A small file system at `where`, on a device with sectors of so many bytes; skips the test where that is not
+    allowed."""
     if os.geteuid() or not shutil.which("mount"):
         pytest.skip("only root may mount a file system")
     where.mkdir()
-    if kind == "tmpfs":
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(where)]
-    else:
-        image = where.with_suffix(".img")
-        with image.open("wb") as file:
-            file.truncate(size)
-        if not shutil.which("mkfs.ext4"):
-            pytest.skip("there is no mkfs.ext4")
-        subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True)
-        command = ["mount", "-o", "loop", str(image), str(where)]
+    with contextlib.ExitStack() as stack:
+        if kind == "tmpfs":
+            command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs"]
+        else:
+            if not shutil.which("mkfs.ext4"):
+                pytest.skip("there is no mkfs.ext4")
+            image = where.with_suffix(".img")
+            with image.open("wb") as file:
+                file.truncate(size)
+            device = _run("losetup", "--sector-size", str(sector), "--find", "--show", str(image)).strip()
+            stack.callback(_run, "losetup", "--detach", device)
+            _run("mkfs.ext4", "-q", "-F", "-m", "0", "-b", str(max(sector, 1024)), device)
+            command = ["mount", device]
+        _run(*command, str(where))
+        stack.callback(_run, "umount", "-l", str(where))
+        yield where
+
+
+def _run(*command: str) -> str:
+    """What a command prints; skips the test where it is not permitted."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"mounting {kind} is not permitted here: {done.stderr.strip()}")
-    try:
-        yield where
-    finally:
-        subprocess.run(["umount", "-l", str(where)], check=True)
+        pytest.skip(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 @pytest.mark.parametrize(
-    ("kind", "schema", "capacity"),
-    [("tmpfs", LARGE, None), ("tmpfs", VARIABLE, "1GiB"), ("ext4", LARGE, 10**6), ("ext4", VARIABLE, None)],
-    ids=["tmpfs-fixed-unlimited", "tmpfs-variable-bytes", "ext4-fixed-samples", "ext4-variable-unlimited"],
+    ("kind", "schema", "capacity", "engine"),
+    [
+        pytest.param("tmpfs", LARGE, None, "auto", id="tmpfs-fixed-unlimited"),
+        pytest.param("tmpfs", VARIABLE, "1GiB", "auto", id="tmpfs-variable-bytes"),
+        pytest.param("ext4", LARGE, 10**6, "preadv", id="ext4-fixed-samples"),
+        pytest.param("ext4", VARIABLE, None, "preadv", id="ext4-variable-unlimited"),
+        pytest.param("ext4", LARGE, 10**6, "aio", id="ext4-fixed-samples-direct"),
+        pytest.param("ext4", VARIABLE, None, "aio", id="ext4-variable-unlimited-direct"),
+    ],
 )
-def test_a_full_device(tmp_path: Path, kind: str, schema: Schema, capacity: Any) -> None:
+def test_a_full_device(tmp_path: Path, kind: str, schema: Schema, capacity: Any, engine: str) -> None:
     """The store goes on with the room that it has, says so once, and loses nothing that it does not evict."""
     with mounted(tmp_path / "device", kind, 16 << 20) as device:
-        store = Store(device / "s", schema=schema, capacity=capacity)
+        store = Store(device / "s", schema=schema, capacity=capacity, engine=engine)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             warnings.simplefilter("ignore", ResourceWarning)  # of what another test left behind
@@ -144,6 +158,22 @@ def test_a_full_device(tmp_path: Path, kind: str, schema: Schema, capacity: Any)
         before = living(store)
         store.close()
         with Store(device / "s", capacity=capacity) as store:
+            assert living(store) == before
+            check_all(store)
+
+
+@both
+def test_a_device_with_large_sectors(tmp_path: Path, schema: Schema) -> None:
+    """Extents are multiples of 512 bytes, and such a device writes no less than 4096 without the page cache."""
+    with mounted(tmp_path / "device", "ext4", 32 << 20, sector=4096) as device:
+        with Store(device / "s", schema=schema, capacity=700, engine="aio") as store:
+            assert store.file is not None and store.file._batched is not None and store.file._batched.direct
+            fill(store, 2000, batch=256)
+            assert len(store) == 700
+            assert not store.file._batched.direct, "it has refused, and was not asked again"
+            check_all(store)
+            before = living(store)
+        with Store(device / "s", capacity=700, engine="aio") as store:
             assert living(store) == before
             check_all(store)
 

@@ -19,9 +19,10 @@ from typing import Any
 from carm.bench.markdown import circumstances, rows_table
 
 _SWAPPING = """
-    A worker in a thread shares the interpreter: what both of them touch goes to and fro between the cores, and whenever
-    the loop lets go of the lock, the worker may have it. The samples that it has just brought in are in its core's
-    cache, too, or in none. Batches of 64 out of the page cache, where the worker is fastest, gave from 0.74 to 0.78.
+    Out of the page cache a worker brings in a million samples a second, hundreds of times as many as training asks for,
+    and copies as fast as the memory allows: what is drawn has left the cache that the cores share, and comes from
+    memory, beside what the worker reads. A bare `numpy.take` of 256 rows loses as much beside a process that only
+    copies. Asking for the rows ahead, and writes or reads that pass the caches by, were tried and gained nothing.
     """
 _BY_THE_RUN = """
     Rows move by a point or two from run to run, and by more on a machine that others use too: with two torch threads,
@@ -103,14 +104,16 @@ should be:
 - **swap-warm**: the same out of the page cache, against a loop of memory copies.
 - **draw**: a batch of random samples with labels and ids, as tensors, against one `numpy.take` of rows that are known
   already.
-- **draw-swapping**: a draw beside a worker that has more to do than it can, against the same beside one that says of
-  every order that it is done, and moves no byte. (Against a loop that orders nothing, as other rows have it, much of
-  the difference is not the worker's: where swaps have been ordered since, the code of a draw has left the caches.) The
-  draws are kept from the core that the device interrupts, if it is always the same one; a row of its own says what they
-  take there.
-- **add**, **open-1m**: what a sample costs when a million are stored, against ten thousand, or against a bound.
+- **draw-swapping**: a draw beside a worker that always has something to do, against the same with nothing ordered, and
+  against `numpy.take` beside the same worker. The draws are kept from the core that the device interrupts, if it is
+  always the same one; a row of its own says what they take there. A bare `numpy.take` beside a process that only copies
+  is there to compare: the cores share their last cache, and the way to memory.
+- **add**, **open-1m**: what a sample costs when many are stored, against ten thousand, or against a bound; while the
+  store grows, and when it is full, so that each new sample takes the place of another.
 - **append**: a batch that is on the device when the call returns, against `pwritev` and `fdatasync` of the same bytes.
-- **train**: a training loop that swaps every old sample it used, against the same loop without storage.
+- **train**: a training loop that swaps every old sample it used, against the same loop without storage. In
+  *train-full* storage may hold no more: 32 new samples a step are written here and there in the file, as many as are
+  read.
 """
 
 _NETS = """

@@ -23,13 +23,12 @@ from carm.bench.workspace import SMALL, Workspace, fill_cache, open_memory
 from carm.memory.batch import Batch
 from carm.memory.gate import Random
 from carm.memory.memory import Memory
-from carm.memory.orders import Order, ReadDone, ReadOrder
-from carm.memory.swap import SyncWorker, Worker
 
 Ints = NDArray[np.int64]
 _QUEUE = 1024
 _ORDER = 256
 _BUSY_SLOTS = 8_192  # so many that few of those drawn are being swapped already
+_KEPT = 0.7  # of a draw's speed, and of its share of a bare copy's, beside a worker at full speed
 
 
 def _quiet(memory: Memory, n: int, calls: int) -> Measure:
@@ -66,73 +65,68 @@ class _Step:
         torch.set_num_threads(self._threads)
 
 
-class _Idle(SyncWorker):
-    """Says of every read that it is done, and reads nothing; stands in for a worker that goes on afterwards."""
-
-    def __init__(self, worker: Worker) -> None:
-        Worker.__init__(self)
-        self.stands_in_for = worker
-
-    def send(self, order: Order) -> None:
-        assert isinstance(order, ReadOrder)
-        self.inbox.append(ReadDone(order.ticket, np.ones(len(order.sums), bool)))
-
-
 class _Beside:
-    """Draws of one memory with a step of training before each: beside its worker, or beside one that does nothing.
+    """Draws of one memory, or bare copies, with a step of training before each: beside its worker, or with nothing
+    ordered.
+
+    The step is there because training does not do nothing but draw. Before it the queue is filled whenever it is half
+    empty, so that the worker has always something to do. Each draw is timed by itself, and the mean counts, so that
+    those that had to wait for the worker do too; that the batch is freed is no part of it.
 
     It runs on a core that the device does not interrupt, where there is one such device and several cores: a virtual
     disk with a single queue may announce all that it has read to one core, and whatever else runs there waits.
-
-    Before each step twice as many swaps are ordered as the queue takes, faster than the worker carries them out. The
-    step is there because training is not in the middle of ordering swaps when it draws. On the other side all of this
-    is the same, and what was ordered is published too, but no byte is moved: what remains is what the worker's work
-    costs a draw. Each draw is timed by itself, and the mean counts, so that those that had to wait for the worker do
-    too; that the batch is freed is no part of it.
     """
 
     def __init__(self, memory: Memory, n: int, calls: int, step: _Step) -> None:
-        assert memory._worker is not None and memory._ram is not None
+        assert memory._carousel is not None and memory._ram is not None
         self.memory, self.n, self.calls, self.step = memory, n, calls, step
-        self.worker, self.idle = memory._worker, _Idle(memory._worker)
-        self.ids = memory._ram.ids
+        self.carousel, self.ids = memory._carousel, memory._ram.ids
         self.rng = np.random.default_rng(4)
+        self.array = np.ones((len(memory), SMALL.head_size), np.uint8)
         self.left: list[int] = []
         """Swaps that were still under way after each draw beside the worker."""
 
-    def _order(self) -> None:
+    def _fill_queue(self) -> None:
         """Give feedback on different samples, many at a time."""
+        self.memory.poll()
+        if self.carousel.outstanding > _QUEUE // 2:
+            return
         slots = self.rng.permutation(self.memory.slots)
         for at in range(0, 2 * _QUEUE, _ORDER):
             part = slots[at : at + _ORDER]
             self.memory.feedback(Batch({}, part, self.ids[part]))
 
-    def draws(self, worker: Worker, *, swaps: bool) -> float:
-        """Seconds per draw beside `worker`."""
-        memory, draw, n, clock = self.memory, self.memory.draw, self.n, time.perf_counter
+    def _timed(self, call: Callable[[Ints], object], *, swaps: bool) -> float:
+        """Seconds per call, which gets different rows each time."""
+        memory, clock = self.memory, time.perf_counter
         memory.flush()
-        memory._worker = worker
         spent = 0.0
         for _ in range(self.calls):
+            rows = self.rng.choice(len(self.array), self.n, replace=False)
             if swaps:
-                self._order()
+                self._fill_queue()
             self.step()
             begun = clock()
-            batch = draw(n)
+            made = call(rows)
             spent += clock() - begun
-            del batch
-            if swaps and worker is self.worker:
+            del made
+            if swaps:
                 memory.poll()
-                self.left.append(memory.stats()["queue_depth"])
+                self.left.append(self.carousel.outstanding)
         memory.flush()
-        memory._worker = self.worker
         return spent / self.calls
 
     def sides(self) -> dict[str, Measure]:
+        def draw(_: Ints) -> object:
+            return self.memory.draw(self.n)
+
+        def take(rows: Ints) -> object:
+            return np.take(self.array, rows, axis=0)
+
         return {
-            "busy": partial(self.draws, self.worker, swaps=True),
-            "idle": partial(self.draws, self.idle, swaps=True),
-            "none": partial(self.draws, self.worker, swaps=False),
+            "busy": partial(self._timed, draw, swaps=True),
+            "quiet": partial(self._timed, draw, swaps=False),
+            "take": partial(self._timed, take, swaps=True),
         }
 
 
@@ -179,7 +173,7 @@ def _draw(work: Workspace, n: int, share: float) -> Iterator[Row]:
             unit="us",
             against="numpy.take(out=), memory reused",
         )
-    yield from _beside(work, n)
+    yield from _beside(work, n, share)
     slots = _BUSY_SLOTS
     gather = Gather(slots, SMALL.head_size, n)
     bare = _known(gather.fresh, slots, n, calls, rng)
@@ -196,7 +190,7 @@ def _draw(work: Workspace, n: int, share: float) -> Iterator[Row]:
     )
 
 
-def _beside(work: Workspace, n: int) -> Iterator[Row]:
+def _beside(work: Workspace, n: int, share: float) -> Iterator[Row]:
     """Draws beside every kind of worker."""
     sizes, store, slots = work.sizes, work.small(), _BUSY_SLOTS
     interrupted = interrupted_core(store)
@@ -216,23 +210,30 @@ def _beside(work: Workspace, n: int) -> Iterator[Row]:
             there: dict[str, list[float]] = {}
             if interrupted is not None and engine == "aio":
                 with kept_on(interrupted):
-                    there = alternate({side: sides[side] for side in ("busy", "idle")}, sizes.repetitions)
+                    there = alternate({side: sides[side] for side in ("busy", "quiet")}, sizes.repetitions)
         row = partial(compare, f"draw-{n}-swapping", of="speed", unit="us")
-        what = f"{swap}, engine {engine}, {slots:,} slots"
+        source = "from the device" if engine == "aio" else "out of the page cache"
+        what = f"{swap} that reads {source}, {slots:,} slots"
+        judged = swap == "thread"
         yield row(
             what,
             measured["busy"],
-            measured["idle"],
-            against="the same beside an idle worker",
-            target=Target(">=", 0.7) if swap == "thread" else None,
-            note=f"{swap}, engine {engine}: after a draw {np.median(left):.0f} swaps were still under way, and none "
+            measured["quiet"],
+            against="the same, nothing ordered",
+            target=Target(">=", _KEPT) if judged else None,
+            note=f"{swap} that reads {source}: after a draw {np.median(left):.0f} swaps were still under way, and none "
             f"after {np.mean(left == 0):.0%} of the draws",
         )
+        yield row(
+            what,
+            measured["busy"],
+            measured["take"],
+            against="numpy.take beside the same worker",
+            target=Target(">=", round(_KEPT * share, 3)) if judged else None,
+        )
         if there:
-            against = "the same beside an idle worker"
-            yield row(f"{what}, on the core that the device interrupts", there["busy"], there["idle"], against=against)
-        against = "nothing ordered at all, the draw's code still in the caches"
-        yield row(what, measured["busy"], measured["none"], against=against)
+            against = "the same, nothing ordered"
+            yield row(f"{what}, on the core that the device interrupts", there["busy"], there["quiet"], against=against)
 
 
 def draw_64(work: Workspace) -> Iterator[Row]:
