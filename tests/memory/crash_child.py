@@ -40,7 +40,11 @@ class Worker:
 
     def open(self) -> None:
         self.store: Any = Store(
-            self.task["directory"], schema=self.schema, capacity=self.task["capacity"], seed=self.task["seed"]
+            self.task["directory"],
+            schema=self.schema,
+            capacity=self.task["capacity"],
+            engine=self.task["engine"],
+            seed=self.task["seed"],
         )
         self.say("open", self.ids())
 
