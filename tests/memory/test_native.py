@@ -18,6 +18,7 @@ from carm.memory import native
 from carm.memory.checksum import halves
 from carm.memory.gate import Random
 from carm.memory.memory import Memory
+from carm.memory.ram import Arrays, copy_records
 from carm.memory.record import Schema
 
 SOURCE = Path(native.__file__).with_name("native.c")
@@ -69,6 +70,11 @@ for _ in range(300):
     library.copy(arena, blocks, data, starts, sizes)
     with native.without():
         assert (checksum.checksum(data, starts, sizes) == sums).all()
+    rows, block = int(rng.integers(1, 40)), int(rng.choice([8, 256, 4096]))
+    successors = rng.integers(-3, rows + 3, rows, dtype=np.int32)  # some of them nonsense
+    first, counts = rng.integers(-3, rows + 3, n), rng.integers(0, 6, n)
+    out = library.gather(np.ones((rows, block), np.uint8), successors, first, counts)
+    assert len(out) == counts.sum() * block and out.all()
 print("good")
 """
     environment = os.environ | {"LD_PRELOAD": found, "ASAN_OPTIONS": "detect_leaks=0", "CARM_NATIVE": "0"}
@@ -89,7 +95,7 @@ def test_a_library_of_another_version_is_left_alone(
     monkeypatch.setattr(native, "ABI", native.ABI + 1)
     with caplog.at_level(logging.WARNING, "carm"):
         assert native._load() is None
-    assert "is of version 1, not 2; install the package again" in caplog.text
+    assert "is of version 2, not 3; install the package again" in caplog.text
 
 
 def test_a_file_that_is_no_library_is_left_alone(
@@ -143,6 +149,28 @@ def test_what_is_not_there_is_refused(what: str) -> None:
     if "block" not in what:
         with pytest.raises(IndexError, match="record 1 is at"):
             native.library.checksum(data, starts, sizes, halves())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chains_are_followed_as_numpy_follows_them(seed: int) -> None:
+    """Also those that another process is changing, and that lead anywhere."""
+    if native.library is None:
+        pytest.skip("the compiled part is not there")
+    rng = np.random.default_rng(seed)
+    rows, block = int(rng.integers(1, 60)), int(rng.choice([256, 512, 4096]))
+    arrays = Arrays(
+        header=np.zeros(8, np.int64),
+        entries=np.zeros(0, np.int64),
+        successors=rng.integers(-9, rows + 9, rows, dtype=np.int32),
+        sizes=rng.integers(-9, 12 * block, rows).astype(np.int32),
+        arena=rng.integers(0, 256, (rows, block), dtype=np.uint8),
+        heads=None,
+    )
+    first = rng.integers(0, rows, 30)
+    data, starts = copy_records(arrays, first)
+    with native.without():
+        same, at = copy_records(arrays, first)
+    assert np.array_equal(data, same) and np.array_equal(starts, at)
 
 
 @pytest.mark.parametrize("engine", ["aio", "mapped", "preadv"])

@@ -167,10 +167,10 @@ def test_a_device_with_large_sectors(tmp_path: Path, schema: Schema) -> None:
     """Extents are multiples of 512 bytes, and such a device writes no less than 4096 without the page cache."""
     with mounted(tmp_path / "device", "ext4", 32 << 20, sector=4096) as device:
         with Store(device / "s", schema=schema, capacity=700, engine="aio") as store:
-            assert store.file is not None and store.file._batched is not None and store.file._batched.direct
+            assert store.file is not None and store.file._direct >= 0
             fill(store, 2000, batch=256)
             assert len(store) == 700
-            assert not store.file._batched.direct, "it has refused, and was not asked again"
+            assert store.file._direct < 0, "it has refused, and is not asked again"
             check_all(store)
             before = living(store)
         with Store(device / "s", capacity=700, engine="aio") as store:
@@ -458,9 +458,9 @@ def test_names_are_synced_before_anything_is_acknowledged(base: Path, monkeypatc
 
 
 @pytest.mark.parametrize("engine", ["aio", "preadv"])  # past the page cache, and through it
-@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("scattered", [True, False])
 def test_data_is_synced_before_it_is_committed(
-    base: Path, monkeypatch: pytest.MonkeyPatch, engine: str, batched: bool
+    base: Path, monkeypatch: pytest.MonkeyPatch, engine: str, scattered: bool
 ) -> None:
     events: list[str] = []
 
@@ -475,18 +475,15 @@ def test_data_is_synced_before_it_is_committed(
         monkeypatch.setattr(owner, name, spied)
 
     with Store(base, schema=FIXED, engine=engine) as store:
-        fill(store, 3)
-        assert store.file is not None
-        if not batched:
-            assert store.file._batched is not None
-            store.file._batched.close()
-            store.file._batched = None
+        fill(store, 40)
+        if scattered:
+            store.delete(np.arange(0, 40, 2))
         for name in ("pwrite", "fdatasync"):
             spy(os, name)
         spy(Ring, "wait")
         spy(store.catalogue, "commit")
-        fill(store, 3)
-    assert events == ["wait" if batched else "pwrite", "fdatasync", "commit"]
+        fill(store, 20)
+    assert events == ["wait" if scattered else "pwrite", "fdatasync", "commit"]
 
 
 # -- damaged data ------------------------------------------------------------------------------------------------------

@@ -32,38 +32,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the kernel says when there is no room: on the device, in the quota, under the process's file size limit."""
 
 _PIECE = 4 << 20  # bytes that are laid out and written at a time
+_FEW = 4  # stretches that are written one after the other
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-
-
-class Batched:
-    """Writes many stretches of a file in one system call, past the page cache (`direct`) or through it. Raises OSError
-    where that is not to be had."""
-
-    def __init__(self, path: Path, *, direct: bool) -> None:
-        self.direct = direct
-        kernel = Kernel()
-        self.fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
-        try:
-            self._ring = Ring(kernel, WRITE)
-        except OSError:
-            os.close(self.fd)
-            raise
-
-    def write(self, offsets: Ints, lengths: Ints, addresses: Ints) -> Bools:
-        """Write so many bytes of memory at each of `offsets`; returns where all of them were."""
-        done = np.zeros(len(offsets), bool)
-        for at in range(0, len(offsets), RING):
-            part = slice(at, at + RING)
-            self._ring.submit(self.fd, offsets[part], lengths[part], addresses[part])
-            done[part] = self._ring.wait(len(done[part])) == lengths[part]
-        return done
-
-    def close(self) -> None:
-        """Wait for what is under way, and let go of the file."""
-        self._ring.close()
-        os.close(self.fd)
 
 
 class ExtentFile:
@@ -77,17 +49,14 @@ class ExtentFile:
             directories.sync(directory)
         self.size = os.fstat(self.fd).st_size
         self._staging = Staging()
+        self._ring: Ring | None = None  # made when there is much to do at once: to let go of one takes 30 ms
         self._uncached = direct
-        self._batched = self._open_batched(direct)
-
-    def _open_batched(self, direct: bool) -> Batched | None:
-        """The best way to write that there is here."""
-        for way in (True, False) if direct else (False,):
+        self._direct = -1  # a descriptor past the page cache
+        if direct:
             try:
-                return Batched(self.path, direct=way)
-            except OSError as error:
-                log.info("%s: cannot be written with %s: %s", self.path, "O_DIRECT" if way else "Linux AIO", error)
-        return None
+                self._direct = os.open(self.path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+            except (OSError, AttributeError) as error:
+                log.info("%s: written through the page cache: %s", self.path, error)
 
     def reserve(self, end: int, limit: int | None = None) -> None:
         """Make the file at least `end` bytes long, blocks included, so that a full device shows before data is written.
@@ -154,32 +123,52 @@ class ExtentFile:
         first = np.concatenate(([0], np.flatnonzero(offsets[1:] != offsets[:-1] + room[:-1]) + 1))
         offsets, places = offsets[first], places[first]
         lengths = np.diff(places, append=total)
-        cached = False
-        while self._batched is not None and len(offsets):
-            done = self._write_batched(self._batched, offsets, lengths, self._staging.address + places)
-            cached |= bool(done.any()) and not self._batched.direct
+        if self._direct >= 0:
+            done = self._write_some(self._direct, memory, offsets, places, lengths)
             offsets, places, lengths = offsets[~done], places[~done], lengths[~done]
             if len(offsets):
-                self._next_best(self._batched)
+                self._close_direct()  # a device with larger sectors, say
+        cached = len(offsets) > 0
+        if len(offsets) > _FEW:
+            done = self._write_some(self.fd, memory, offsets, places, lengths)
+            offsets, places, lengths = offsets[~done], places[~done], lengths[~done]
         for offset, place, length in zip(offsets.tolist(), places.tolist(), lengths.tolist(), strict=True):
             self._write_all(memory[place : place + length], offset)
-        return cached or len(offsets) > 0
+        return cached
 
-    def _write_batched(self, batched: Batched, offsets: Ints, lengths: Ints, addresses: Ints) -> Bools:
-        """Which stretches were written. Those that were not are tried again in other ways, the last of which tells what
-        is wrong, if anything is."""
+    def _write_some(self, fd: int, memory: Bytes, offsets: Ints, places: Ints, lengths: Ints) -> Bools:
+        """Write what is at `places` of the staging memory; returns which stretches were written whole. Why others were
+        not shows when they are written in the plainest way."""
+        done = np.zeros(len(offsets), bool)
         try:
-            return batched.write(offsets, lengths, addresses)
+            if len(offsets) <= _FEW:
+                for i, (offset, place, length) in enumerate(zip(offsets, places, lengths, strict=True)):
+                    done[i] = os.pwrite(fd, memory[place : place + length].data, int(offset)) == length
+                return done
+            if self._ring is None:
+                self._ring = Ring(Kernel(), WRITE)
+            for at in range(0, len(offsets), RING):
+                part = slice(at, at + RING)
+                self._ring.submit(fd, offsets[part], lengths[part], self._staging.address + places[part])
+                done[part] = self._ring.wait(len(done[part])) == lengths[part]
         except OSError as error:
             log.info("%s: %s", self.path, error)
-            return np.zeros(len(offsets), bool)
+            self._close_ring()
         except BaseException:
-            self._next_best(batched)  # waits: the memory may be in use until then
+            self._close_ring()
             raise
+        return done
 
-    def _next_best(self, batched: Batched) -> None:
-        batched.close()
-        self._batched = self._open_batched(False) if batched.direct else None
+    def _close_ring(self) -> None:
+        """Waits for what is under way: until then the memory is in use."""
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            ring.close()
+
+    def _close_direct(self) -> None:
+        if self._direct >= 0:
+            os.close(self._direct)
+            self._direct = -1
 
     def _write_all(self, data: Bytes, offset: int) -> None:
         view = data.data
@@ -195,9 +184,8 @@ class ExtentFile:
                 os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        if self._batched is not None:
-            self._batched.close()
-            self._batched = None
+        self._close_ring()
+        self._close_direct()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -1,5 +1,5 @@
-/* The loops over bytes that numpy has no single call for. native.py is the only caller; checksum.py and move.py say what
- * is computed, and do the same with numpy where this has not been compiled.
+/* The loops over bytes that numpy has no single call for. native.py is the only caller; checksum.py, move.py and ram.py
+ * say what is computed, and do the same with numpy where this has not been compiled.
  *
  * Records are copied and summed a few kilobytes at a time, so that the sum finds the bytes in the first cache. With
  * numpy they are all copied to staging rows, read again for their checksums, and copied again into their blocks.
@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define ABI 1       /* native.py refuses a library with another number */
+#define ABI 2       /* native.py refuses a library with another number */
 #define PIECE 65536 /* words of a record that are summed with one set of constants */
 #define MULTIPLIER 0x9E3779B97F4A7C15u
 #define CHUNK 1024 /* words that are copied, then summed: a divisor of PIECE, and of the first cache */
@@ -125,6 +125,30 @@ int64_t carm_move(uint8_t *arena, int64_t rows, int64_t block, const int64_t *bl
         }
         if (sums)
             sums[i] = h;
+    }
+    return -1;
+}
+
+/* Copy records out of the arena, one behind the other: record i is counts[i] blocks, of which the first is first[i], and
+ * each says in `successors` which is the next. Another process may be changing that meanwhile; what is copied is then
+ * nonsense, which the caller will notice, but nothing outside the arena is read. Returns -1, or the first i that would
+ * not fit in `room` blocks. */
+int64_t carm_gather(const uint8_t *arena, int64_t rows, int64_t block, const volatile int32_t *successors,
+                    const int64_t *first, const int64_t *counts, int64_t n, uint8_t *out, int64_t room)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (counts[i] < 0 || counts[i] > room)
+            return i;
+        room -= counts[i];
+        int64_t at = first[i];
+        for (int64_t left = counts[i]; left > 0; left--, out += block) {
+            at = at < 0 ? 0 : least(at, rows - 1);
+            int64_t next = successors[at];
+            if (left > 1 && next >= 0 && next < rows)
+                __builtin_prefetch(arena + next * block);
+            memcpy(out, arena + at * block, block);
+            at = next;
+        }
     }
     return -1;
 }

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from carm.memory import native
 from carm.memory.classes import ClassSets
 from carm.memory.errors import CarmError
 from carm.memory.move import scatter
@@ -84,13 +85,17 @@ def copy_records(arrays: Arrays, first: Ints) -> tuple[Bytes, Ints]:
     block = arena.shape[1]
     if arrays.heads is not None:
         return np.take(arena, first, axis=0, mode="clip").reshape(-1), np.arange(len(first), dtype=np.int64) * block
-    # Follow all chains at once. A chain that is being rewritten may be nonsense: the entry check then rejects the copy,
-    # but until then every step must stay in bounds and end.
+    # A chain that is being rewritten may be nonsense: the entry check then rejects the copy, but until then every step
+    # must stay in bounds and end.
     counts = np.maximum(-(-arrays.sizes[first].astype(np.int64) // block), 1)
     counts = np.minimum(counts, arena.shape[0])
     starts = np.concatenate(([0], np.cumsum(counts)))
+    at = first.astype(np.int64)
+    if native.library is not None:
+        return native.library.gather(arena, arrays.successors, at, counts), starts[:-1] * block
+    # Follow all chains at once.
     chain = np.zeros(int(starts[-1]), np.int64)
-    at, where, left = first.astype(np.int64), starts[:-1].copy(), counts.copy()
+    where, left = starts[:-1].copy(), counts.copy()
     while len(at):
         chain[where] = at
         left = left - 1

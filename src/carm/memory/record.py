@@ -233,15 +233,14 @@ class Schema:
                 f"most {LARGEST} in all"
             )
         starts = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64) if len(sizes) else np.zeros(0, np.int64)
-        data = np.zeros(int(sizes.sum()), np.uint8)
-        head_bytes = heads.view(np.uint8).reshape(len(heads), self.head_size)
-        for i, start in enumerate(starts.tolist()):
-            at = start + self.head_size
-            data[start:at] = head_bytes[i]
-            for column in columns:
-                data[at : at + len(column[i])] = column[i]
-                at += len(column[i])
-        return Records(data, starts, sizes, labels)
+        head = heads.view(np.uint8).data
+        gaps = [bytes(n) for n in range(WORD)]
+        pieces: list[Any] = []
+        for i, gap in enumerate((sizes - self.head_size - lengths).tolist()):
+            pieces.append(head[i * self.head_size : (i + 1) * self.head_size])
+            pieces += [column[i] for column in columns]
+            pieces.append(gaps[gap])
+        return Records(np.frombuffer(b"".join(pieces), np.uint8), starts, sizes, labels)
 
     # -- unpacking ---------------------------------------------------------------------------------------------------
 
@@ -256,17 +255,15 @@ class Schema:
         if self.fixed and len(starts) * self.head_size == len(data) and np.array_equal(starts, side_by_side):
             heads = data.view(self.head)
             return {f.name: heads[f.name] for f in self.fields}
-        heads = np.zeros(len(starts), self.head)
-        head_bytes = heads.view(np.uint8).reshape(len(starts), self.head_size)
-        columns: dict[str, list[Bytes]] = {name: [] for name in self.variable}
-        for i, start in enumerate(starts.tolist()):
-            at = start + self.head_size
-            head_bytes[i] = data[start:at]
-            for name in self.variable:
-                length = int(heads[name][i])
-                columns[name].append(data[at : at + length])
-                at += length
-        return {f.name: columns[f.name] if f.shape is None else heads[f.name] for f in self.fields}
+        within = np.arange(self.head_size // WORD)
+        heads = data.view(np.uint64)[starts[:, None] // WORD + within].reshape(-1).view(self.head)
+        out: dict[str, Any] = {f.name: heads[f.name] for f in self.fields if f.shape is not None}
+        begin = starts + self.head_size
+        for name in self.variable:
+            end = begin + heads[name]
+            out[name] = [data[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
+            begin = end
+        return {f.name: out[f.name] for f in self.fields}
 
 
 @dataclass(slots=True)
@@ -329,7 +326,7 @@ def as_bytes(value: Any) -> Bytes:
         value = value.detach().cpu().numpy()
     if isinstance(value, memoryview):
         value = value.tobytes()
-    return value if isinstance(value, np.ndarray) else np.frombuffer(value, np.uint8)
+    return np.ascontiguousarray(value) if isinstance(value, np.ndarray) else np.frombuffer(value, np.uint8)
 
 
 def _dtype_name(value: Any, array: NDArray[Any]) -> str:
