@@ -28,6 +28,7 @@ Ints = NDArray[np.int64]
 _QUEUE = 1024
 _ORDER = 256
 _BUSY_SLOTS = 8_192  # so many that few of those drawn are being swapped already
+_PICTURES = 2_000
 _KEPT = 0.7  # of a draw's speed, and of its share of a bare copy's, beside a worker at full speed
 
 
@@ -173,6 +174,7 @@ def _draw(work: Workspace, n: int, share: float) -> Iterator[Row]:
             unit="us",
             against="numpy.take(out=), memory reused",
         )
+    yield from _varying(work, n)
     yield from _beside(work, n, share)
     slots = _BUSY_SLOTS
     gather = Gather(slots, SMALL.head_size, n)
@@ -187,6 +189,34 @@ def _draw(work: Workspace, n: int, share: float) -> Iterator[Row]:
         of="speed",
         unit="us",
         against="the same, alone",
+    )
+
+
+def _varying(work: Workspace, n: int) -> Iterator[Row]:
+    """Draws of samples that differ in size, as pictures do; the other side joins known ones that lie in one piece
+    each."""
+    rng = np.random.default_rng(6)
+    pictures = [rng.bytes(int(size)) for size in rng.integers(5_000, 30_000, _PICTURES)]
+    calls = work.sizes.draw_calls
+    with Memory(slots=_PICTURES) as memory:
+        memory.add(pictures, np.arange(_PICTURES) % 10)
+
+        def known() -> float:
+            batches = [rng.choice(_PICTURES, n, replace=False).tolist() for _ in range(calls)]
+            begun = time.perf_counter()
+            for rows in batches:
+                b"".join([pictures[row] for row in rows])
+            return (time.perf_counter() - begun) / calls
+
+        measured = alternate({"ours": _quiet(memory, n, calls), "joined": known}, 2 * work.sizes.repetitions + 1)
+    yield compare(
+        f"draw-{n}",
+        f"{_PICTURES:,} slots, samples of 5 to 30 KB",
+        measured["ours"],
+        measured["joined"],
+        of="speed",
+        unit="us",
+        against="bytes.join of known ones",
     )
 
 
