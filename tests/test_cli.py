@@ -16,7 +16,7 @@ import pytest
 
 from carm import cli
 from carm.cli import store as store_commands
-from carm.memory import aio
+from carm.memory import aio, index
 from carm.memory.store import Store
 from carm.memory.units import format_bytes
 
@@ -326,7 +326,7 @@ def test_samples_that_were_evicted_meanwhile_are_not_damaged(fixed: Path) -> Non
 
 @pytest.mark.parametrize("chunk", [1, 1000, 8 << 20])
 def test_export_npz(fixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(store_commands, "_CHUNK", chunk)
+    monkeypatch.setattr(index, "_PIECE", chunk)
     assert run("store", "export", fixed, tmp_path / "out.npz") == 0
     with np.load(tmp_path / "out.npz", allow_pickle=False) as out, Store(fixed, readonly=True) as store:
         assert set(out) == {"x", "y", "weight", "sample.ids", "sample.schema"}

@@ -280,3 +280,20 @@ def test_auto_picks_one_that_reads_right(path: Path, content: np.ndarray) -> Non
     _check(engine.read(offsets, sizes), content, offsets, sizes)
     engine.close()
     assert descriptors() == before, "an engine that lost the race was left open"
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_staging_memory_is_aligned_and_kept() -> None:
+    staging = ring.Staging()
+    small = staging.reserve(5000)
+    assert staging.address % 4096 == 0 and len(small) >= 5000
+    assert staging.reserve(3000) is small
+    whole = staging.reserve(5000, whole=True)
+    assert len(whole) >= 5000 and staging.address == whole.ctypes.data
+    if ring._HUGE is not None:
+        assert staging.address % (2 << 20) == 0 and len(whole) == 2 << 20
+        assert len(staging.reserve((4 << 20) + 1)) == 6 << 20, "once whole, always whole"
+    staging.reserve(9 << 20, whole=True)[:] = 1
+    assert staging.reserve(1, whole=True) is staging.reserve(8 << 20)

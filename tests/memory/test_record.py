@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carm.memory.errors import SchemaError
-from carm.memory.record import DTYPES, LARGEST, Field, Schema, as_array, is_bytes_list
+from carm.memory.record import DTYPES, LARGEST, Field, Schema, as_array, in_pieces, is_bytes_list
 
 LABEL = Field("y", "int64")
 
@@ -252,3 +252,18 @@ def test_what_is_taken_for_bytes() -> None:
     ):
         assert not is_bytes_list(value)
     assert as_array("x", (1, 2)).tolist() == [1, 2]
+
+
+# -- in pieces ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120), st.one_of(st.none(), st.integers(1, 9)))
+def test_pieces_are_as_large_as_they_may_be(sizes: list[int], most: int, count: int | None) -> None:
+    parts = list(in_pieces(np.array(sizes, np.int32), most, count))
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(len(sizes)))
+    for part in parts:
+        here = sizes[part]
+        assert len(here) == 1 or sum(here) <= most
+        assert len(here) <= (count or len(here))
+        more = sizes[part.start : part.stop + 1]
+        assert len(more) == len(here) or sum(more) > most or len(here) == count, "one more would have fitted"

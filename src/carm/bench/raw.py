@@ -37,6 +37,15 @@ _EVENT = np.dtype([("data", "<u8"), ("obj", "<u8"), ("res", "<i8"), ("res2", "<i
 _CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}  # io_setup, io_destroy, io_submit, io_getevents
 
 
+def _together(size: int) -> Bytes:
+    """Memory in pages of 2 MB, if there are any: what lies together is read in one transfer."""
+    huge = 2 << 20
+    memory = mmap.mmap(-1, -(-size // huge) * huge + huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8, size, -np.frombuffer(memory, np.uint8).ctypes.data % huge)
+
+
 MOST = 4
 """Requests that may be under way at once: as many as the swap worker has."""
 
@@ -51,7 +60,7 @@ class _Request:
             raise OSError(ctypes.get_errno(), "io_setup failed; is /proc/sys/fs/aio-nr near aio-max-nr?")
         # From page to page: O_DIRECT wants memory to be aligned, and what lies across two pages is read in two parts.
         self.stride = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.data = np.frombuffer(mmap.mmap(-1, batch * self.stride), np.uint8)
+        self.data = _together(batch * self.stride)
         self.data[:] = 0  # so that no read pays for a page that was never touched
         self.blocks = np.zeros(batch, _IOCB)
         self.blocks["fd"] = fd

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import itertools
 import os
 import shutil
 import sys
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from carm.memory.record import Field
     from carm.memory.store import Store
 
-_CHUNK = 8 << 20  # bytes of samples that are in RAM at once, for stores of any size
 _CLASSES_SHOWN = 40
 _WHICH = "give the directory that was storage= of carm.Memory; carm run keeps its store in RUN/memory"
 
@@ -212,10 +209,9 @@ def _verify(arguments: argparse.Namespace) -> int:
         suspects = _beyond_the_end(store)
         count = len(store)
         if count:
-            mean = max(store.index.live_bytes // count, 1)
             with progress_bar() as progress:
                 task = progress.add_task("verifying", total=count)
-                for checked, bad in store.verify(batch=max(1, min(1024, _CHUNK // mean))):
+                for checked, bad in store.verify():
                     suspects += bad
                     progress.advance(task, checked)
         damaged = _still_there(arguments.directory, suspects)
@@ -259,7 +255,7 @@ def _still_there(directory: Path, suspects: list[int]) -> list[int]:
             handles = store.index.find(damaged)
             known = np.flatnonzero(handles >= 0)
             ok = np.zeros(len(known), bool)
-            for part in _chunks(store, handles[known]):
+            for part in store.index.pieces(handles[known]):
                 ok[part] = store.fetch(handles[known[part]])[2]
             bad = {damaged[i] for i in known[~ok].tolist()} | missing
         damaged = [i for i in damaged if i in bad]
@@ -283,7 +279,7 @@ def _export(arguments: argparse.Namespace) -> int:
         bad: list[int] = []
         with writer, progress_bar() as progress:
             task = progress.add_task("exporting", total=len(handles))
-            for part in _chunks(store, handles):
+            for part in store.index.pieces(handles):
                 here = handles[part]
                 data, starts, ok = store.fetch(here)
                 bad += store.index.ids[here[~ok]].tolist()
@@ -314,18 +310,6 @@ def _chosen(store: Store, labels: list[int] | None, limit: int | None) -> NDArra
             raise ValueError(f"no samples of class {unknown[0]} in {store.directory}; there are: {named or 'none'}")
         live = live[np.isin(live, np.concatenate([store.index.sets.members(label) for label in labels]))]
     return live[:limit]
-
-
-def _chunks(store: Store, handles: NDArray[Any]) -> Iterator[slice]:
-    """Cut `handles` into pieces that take about _CHUNK bytes of RAM each."""
-    import numpy as np
-
-    sizes = store.index.sizes[handles].astype(np.int64)
-    piece = np.maximum(np.cumsum(sizes) // _CHUNK, np.arange(len(sizes)) // 4096)
-    edges = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(sizes)]
-    for begin, end in itertools.pairwise(edges):
-        if begin < end:
-            yield slice(begin, end)
 
 
 def _readable(field: Field, value: NDArray[Any]) -> NDArray[Any]:

@@ -79,15 +79,16 @@ class Engine(ABC):
     def close(self) -> None:
         """Let go of the file."""
 
-    def _take(self, size: int) -> tuple[int, Bytes]:
-        """A place for a read: its number, and `size` bytes of staging memory."""
+    def _take(self, size: int, *, whole: bool = False) -> tuple[int, Bytes]:
+        """A place for a read: its number, and `size` bytes of staging memory, `whole` if records are larger than
+        pages."""
         place = next(p for p in range(DEPTH + 1) if p not in self._taken)
         if place == DEPTH:
             raise RuntimeError(f"more than {DEPTH} reads begun and not finished")
         self._taken.add(place)
         while place >= len(self._staging):
             self._staging.append(Staging())
-        return place, self._staging[place].reserve(size)
+        return place, self._staging[place].reserve(size, whole=whole)
 
 
 def _padded(size: int) -> int:
@@ -162,7 +163,7 @@ class AioEngine(Engine):
         first = offsets // unit * unit
         length = -(-(offsets + sizes) // unit) * unit - first
         starts, end = _spread(length, _PAGE)
-        place, data = self._take(end)
+        place, data = self._take(end, whole=int(length.max(initial=0)) > _PAGE)
         ring = self._ring(place)
         under_way = min(len(offsets), RING)
         addresses = data.ctypes.data + starts
@@ -183,7 +184,7 @@ class AioEngine(Engine):
     def begin_rows(self, offsets: Ints, size: int) -> Any:
         if self._align > 512:  # more is read than asked for, and records do not begin where rows do
             return super().begin_rows(offsets, size)
-        place, data = self._take(len(offsets) * _spacing(size))
+        place, data = self._take(len(offsets) * _spacing(size), whole=size > _PAGE)
         ring, address = self._ring(place), self._staging[place].address
         ring.submit_rows(self.fd, offsets[:RING], _padded(size), address, _spacing(size))
         return place, ring, data, offsets, size, address

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from carm.memory import directory as directories
 from carm.memory.extents import UNIT, padded_each
 from carm.memory.move import scatter
-from carm.memory.record import Bytes
+from carm.memory.record import Bytes, in_pieces
 from carm.memory.ring import RING, WRITE, Kernel, Ring, Staging
 
 log = logging.getLogger("carm")
@@ -98,17 +98,14 @@ class ExtentFile:
             order = np.argsort(offsets, kind="stable")
             offsets, starts, sizes = offsets[order], starts[order], sizes[order]
         room = padded_each(sizes)
-        ends = np.cumsum(room)
-        at, cached = 0, False
-        while at < len(offsets):
-            to = int(np.searchsorted(ends, ends[at] - room[at] + _PIECE, side="right"))
-            if to <= at:  # a record so large that a copy of it would be the costly part
-                self._write_all(data[starts[at] : starts[at] + sizes[at]], int(offsets[at]))
-                at, cached = at + 1, True
+        cached = False
+        for part in in_pieces(room, _PIECE):
+            if room[part.start] > _PIECE:  # a record so large that a copy of it would be the costly part
+                start, size = int(starts[part.start]), int(sizes[part.start])
+                self._write_all(data[start : start + size], int(offsets[part.start]))
+                cached = True
             else:
-                part = slice(at, to)
                 cached |= self._write_piece(data, starts[part], sizes[part], offsets[part], room[part])
-                at = to
         os.fdatasync(self.fd)
         if cached and self._uncached:
             self._forget()
@@ -117,7 +114,7 @@ class ExtentFile:
         """Write these records, which are in the file's order. Returns whether that left any in the page cache."""
         places = np.cumsum(room) - room
         total = int(room.sum())
-        memory = self._staging.reserve(total)[:total]
+        memory = self._staging.reserve(total, whole=self._direct >= 0)[:total]
         _lay_out(memory, data, starts, sizes)
         # Neighbouring extents go out in one stretch.
         first = np.concatenate(([0], np.flatnonzero(offsets[1:] != offsets[:-1] + room[:-1]) + 1))

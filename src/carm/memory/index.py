@@ -7,7 +7,7 @@ looked up. Handles are given to other samples when theirs are gone; ids are not,
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from carm.memory.catalogue import Entries
 from carm.memory.classes import ClassSets, grown
 from carm.memory.extents import padded_each
+from carm.memory.record import in_pieces
 
 Ints = NDArray[np.int64]
+_PIECE = 4 << 20
 
 
 class Index:
@@ -72,6 +74,10 @@ class Index:
     def where(self, handles: NDArray[np.integer] | list[int]) -> tuple[Ints, Ints]:
         """Offsets and sizes."""
         return self.offsets[handles], self.sizes[handles].astype(np.int64)
+
+    def pieces(self, handles: NDArray[np.integer], count: int = 1024) -> Iterator[slice]:
+        """`handles` in parts that may be read at once: of 4 MiB at most, and so many samples."""
+        return in_pieces(self.sizes[handles], _PIECE, count)
 
     def enter(self, births: Entries) -> NDArray[np.int32]:
         """Take samples in, open; returns their handles."""

@@ -114,8 +114,8 @@ class Keeper:
 def load_stored(ram: RamTier, store: Store, slots: Ints, handles: NDArray[np.int32]) -> int:
     """Read stored samples, which are held already, into empty slots; returns how many came whole and fitted."""
     came = 0
-    for at in range(0, len(handles), 1024):
-        here, into = handles[at : at + 1024], slots[at : at + 1024]
+    for part in store.index.pieces(handles):
+        here, into = handles[part], slots[part]
         data, starts, ok = store.fetch(here)
         if not ok.all():
             store.discard(here[~ok].tolist())
@@ -125,7 +125,7 @@ def load_stored(ram: RamTier, store: Store, slots: Ints, handles: NDArray[np.int
         fits = int(np.searchsorted(np.cumsum(ram.blocks_for(sizes)), ram.free_blocks, side="right"))
         full = fits < len(here)
         if full:
-            store.index.sets.release_each(np.concatenate([here[fits:], handles[at + 1024 :]]))
+            store.index.sets.release_each(np.concatenate([here[fits:], handles[part.stop :]]))
             here, into, starts, sizes, labels = here[:fits], into[:fits], starts[:fits], sizes[:fits], labels[:fits]
         blocks = ram.allocate(sizes)
         assert blocks is not None

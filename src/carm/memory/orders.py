@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from carm.memory import extentfile
 from carm.memory.catalogue import ENTRY, Catalogue, Entries
 from carm.memory.extentfile import ExtentFile
-from carm.memory.record import Records
+from carm.memory.record import Records, in_pieces
 
 log = logging.getLogger("carm")
 Ints = NDArray[np.int64]
@@ -49,6 +49,25 @@ def joined(orders: list[ReadOrder]) -> ReadOrder:
         np.concatenate([order.sums for order in orders]),
         np.concatenate([order.blocks for order in orders]),
     )
+
+
+def parts(order: ReadOrder, block: int, most: int) -> list[ReadOrder]:
+    """An order as several of at most `most` bytes each, or one record; `block` is that of the RAM tier."""
+    n = len(order.sums)
+    sizes = np.full(n, block, np.int64) if order.sizes is None else order.sizes
+    if int(sizes.sum()) <= most:
+        return [order]
+    ends = np.concatenate(([0], np.cumsum(-(-sizes // block))))  # in blocks
+    return [
+        ReadOrder(
+            order.ticket,
+            order.offsets[part],
+            None if order.sizes is None else order.sizes[part],
+            order.sums[part],
+            order.blocks[ends[part.start] : ends[part.stop]],
+        )
+        for part in in_pieces(sizes, most)
+    ]
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -281,6 +281,19 @@ class Records:
     @property
     def nbytes(self) -> int:
         return int(self.sizes.sum())
+
+
+def in_pieces(sizes: NDArray[np.integer], most: int, count: int | None = None) -> Iterator[slice]:
+    """Records that follow each other, as many at a time as take at most `most` bytes, but one at least; and at most
+    `count`."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    at, n = 0, len(sizes)
+    while at < n:
+        before = int(ends[at - 1]) if at else 0
+        to = max(int(np.searchsorted(ends, before + most, side="right")), at + 1)
+        to = to if count is None else min(to, at + count)
+        yield slice(at, to)
+        at = to
 
 
 def is_bytes_list(value: Any) -> bool:

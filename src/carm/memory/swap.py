@@ -51,6 +51,7 @@ from carm.memory.orders import (
     WriteOrder,
     compact,
     joined,
+    parts,
     perform,
 )
 from carm.memory.pipe import Pipe
@@ -103,6 +104,21 @@ class Executor:
         """How many records like these are best read at once."""
         size = self._block if order.sizes is None else int(order.sizes.mean())
         return min(_RECORDS, _BYTES // max(size, 1))
+
+    def parts(self, order: ReadOrder) -> list[ReadOrder]:
+        """A read in pieces that need no more memory than is good for it."""
+        return parts(order, self._block, 4 * _BYTES)
+
+    def read(self, order: ReadOrder) -> NDArray[np.bool_]:
+        """All of a read, several of its pieces at a time. Returns which records are whole."""
+        under_way: deque[tuple[ReadOrder, Any]] = deque()
+        ok: list[NDArray[np.bool_]] = []
+        for part in self.parts(order):
+            if len(under_way) == DEPTH:
+                ok.append(self.finish(*under_way.popleft()))
+            under_way.append((part, self.begin(part)))
+        ok += [self.finish(*one) for one in under_way]
+        return np.concatenate(ok)
 
     def _open_engine(self) -> Engine:
         path = self.plan.directory / extentfile.NAME
@@ -168,12 +184,19 @@ def serve(get: Callable[[bool], Any], put: Callable[[Report], None], executor: E
     Small reads that wait behind each other are made one. In a thread that matters to training more than to swapping:
     the less of the interpreter the worker uses, the less it takes away.
     """
-    under_way: deque[tuple[list[ReadOrder], ReadOrder, Any]] = deque()
+    under_way: deque[tuple[_Reading, ReadOrder, Any]] = deque()
+    waiting: deque[tuple[_Reading, ReadOrder]] = deque()  # parts of a read that have not begun
     ahead: deque[Any] = deque()  # taken from the queue while looking for more to read
     stopping = False
     try:
         while True:
-            while not stopping and len(under_way) < DEPTH:
+            while len(under_way) < DEPTH:
+                if waiting:
+                    reading, part = waiting.popleft()
+                    under_way.append((reading, part, executor.begin(part)))
+                    continue
+                if stopping:
+                    break
                 try:
                     order = ahead.popleft() if ahead else get(not under_way)
                 except Empty:
@@ -182,23 +205,43 @@ def serve(get: Callable[[bool], Any], put: Callable[[Report], None], executor: E
                     stopping = True
                 elif isinstance(order, ReadOrder):
                     orders = _with_more(order, get, ahead, executor.at_once(order))
-                    whole = joined(orders)
-                    under_way.append((orders, whole, executor.begin(whole)))
+                    reading = _Reading(orders)
+                    waiting.extend((reading, part) for part in executor.parts(joined(orders)))
                 else:
                     put(executor.write(order))
             if under_way:
-                orders, whole, ticket = under_way.popleft()
-                ok = executor.finish(whole, ticket)
-                at = 0
-                for order in orders:
-                    put(ReadDone(order.ticket, ok[at : at + len(order.sums)]))
-                    at += len(order.sums)
+                reading, part, ticket = under_way.popleft()
+                for report in reading.add(executor.finish(part, ticket)):
+                    put(report)
             elif stopping:
                 return
     except Exception:
         put(Failure(traceback.format_exc()))
     finally:
         executor.close()
+
+
+class _Reading:
+    """Orders that are read together, in one piece or in several that follow each other."""
+
+    def __init__(self, orders: list[ReadOrder]) -> None:
+        self.orders = orders
+        self._left = sum(len(order.sums) for order in orders)
+        self._ok: list[NDArray[np.bool_]] = []
+
+    def add(self, ok: NDArray[np.bool_]) -> list[Report]:
+        """Another piece has been read; the reports, if it was the last."""
+        self._ok.append(ok)
+        self._left -= len(ok)
+        if self._left:
+            return []
+        whole = ok if len(self._ok) == 1 else np.concatenate(self._ok)
+        reports: list[Report] = []
+        at = 0
+        for order in self.orders:
+            reports.append(ReadDone(order.ticket, whole[at : at + len(order.sums)]))
+            at += len(order.sums)
+        return reports
 
 
 def _with_more(order: ReadOrder, get: Callable[[bool], Any], ahead: deque[Any], most: int) -> list[ReadOrder]:
@@ -262,7 +305,7 @@ class SyncWorker(Worker):
     def send(self, order: Order) -> None:
         try:
             if isinstance(order, ReadOrder):
-                self.inbox.append(ReadDone(order.ticket, self._executor.finish(order, self._executor.begin(order))))
+                self.inbox.append(ReadDone(order.ticket, self._executor.read(order)))
             else:
                 self.inbox.append(self._executor.write(order))
         except Exception:
