@@ -25,7 +25,7 @@ class Sizes:
     # training
     rounds: int = 100  # blocks of each loop, or as many (but at least 5) as fit into
     seconds: float = 70.0  # on a machine that has other things to do
-    steps: int = 8  # per block; with 32 samples a step and 256 a commit every block has one commit
+    steps: int = 16  # per block; with 32 samples a step and 500 a commit every block has one commit
     lead_in: int = 2
     prefill: int = 20_000
     width: int = 16  # channels of the first convolution
@@ -47,7 +47,7 @@ QUICK = Sizes(
     appends=20,
     rounds=5,
     seconds=15.0,
-    steps=8,
+    steps=16,
     lead_in=2,
     prefill=5_000,
     one_thread=False,

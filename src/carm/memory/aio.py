@@ -258,17 +258,21 @@ class MappedEngine(Engine):
             self._data = np.frombuffer(mmap.mmap(self.fd, length, prot=mmap.PROT_READ), np.uint8)
         return length
 
+    def begin_rows(self, offsets: Ints, size: int) -> Any:
+        return offsets, size
+
     def finish_rows(self, ticket: Any, *, in_place: bool = False) -> tuple[Bytes, Ints, Bools]:
-        offsets, sizes = ticket
-        if in_place or not len(offsets):
-            return self.finish(ticket, in_place=in_place)
-        n, size = len(offsets), int(sizes[0])
-        stride, last = _padded(size), int(offsets.max())
+        offsets, size = ticket
+        n, stride = len(offsets), _padded(size)
+        last = int(offsets.max(initial=0))
+        length = self._map(last + size)
+        if in_place and last + size <= length:
+            return self._data, offsets, np.ones(n, bool)
+        whole = min(length, len(self._data)) // stride
         numbers = offsets // stride
-        whole = min(self._map(last + size), len(self._data)) // stride
         # (A record may end the file where its last unit does not: then it is in no whole row.)
-        if last >= whole * stride or not np.array_equal(numbers * stride, offsets):
-            return self.finish(ticket)
+        if not n or in_place or last >= whole * stride or not np.array_equal(numbers * stride, offsets):
+            return self.finish((offsets, np.full(n, size, np.int64)), in_place=in_place)
         out = self._copies(n * stride)
         rows = self._data[: whole * stride].reshape(-1, stride)
         np.take(rows, numbers, axis=0, out=out[: n * stride].reshape(n, stride), mode="clip")

@@ -113,6 +113,9 @@ class Judge:
         heard, self._heard, self._count = self._heard, [], 0
         if not heard:
             return 0
+        if len(heard) > 1 and all(_takes_all(one.gate) for one in heard):
+            slots, ids = np.concatenate([one.slots for one in heard]), np.concatenate([one.ids for one in heard])
+            heard = [Heard(heard[0].gate, slots, ids, None, None, heard[0].progress)]
         picked = [self._pick(one) for one in heard]
         if len(picked) == 1:
             slots, ids = picked[0]

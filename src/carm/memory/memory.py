@@ -71,8 +71,9 @@ class Memory:
     label             name of the label field
     engine            how storage is read: "auto", "aio", "mapped" or "preadv"
     queue             most swaps that may be under way; None: an eighth of the slots, from 64 to 256
-    write_batch       samples that are collected before they go to storage together; None: 256, but 1 with swap="sync",
-                      so that a run is the same whether or not a `state_dict`, which waits for storage, is taken in it
+    write_batch       samples that are collected before they go to storage together; None: a quarter of the slots, from
+                      256 to 512, but 1 with swap="sync", so that a run is the same whether or not a `state_dict`, which
+                      waits for storage, is taken in it
     write_buffer      most bytes waiting for storage; `add` waits when there are more
     throttle          e.g. "2MB/s,5ms": make storage as slow as that, for experiments
     """
@@ -125,9 +126,7 @@ class Memory:
         several passes; whoever calls it once for each sets it too."""
         self._kind = kinds[swap]
         self._queue = None if queue is None else parse_count("queue", queue)
-        if write_batch is None:
-            write_batch = 1 if swap == "sync" else 256
-        self._write_batch = parse_count("write_batch", write_batch)
+        self._write_batch = None if write_batch is None else parse_count("write_batch", write_batch)
         self._write_buffer = parse_bytes("write_buffer", write_buffer)
         self._throttle = throttle
         sequence = np.random.SeedSequence(parse_seed(seed)).spawn(len(_STREAMS) + 1)
@@ -201,6 +200,8 @@ class Memory:
                 ram, self._carousel, self._stats, self._rng["gate"], self._columns, at_once=self._kind == "sync"
             )
             batch, most = self._write_batch, self._write_buffer
+            if batch is None:
+                batch = 1 if self._kind == "sync" else min(max(ram.capacity // 4, 256), 512)
             patience = math.inf if self._kind == "sync" else _PATIENCE  # what depends on time does not repeat
             self._intake = Intake(
                 ram, self.store, self._stats, self._send, self._carousel, batch=batch, most=most, patience=patience

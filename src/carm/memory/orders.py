@@ -54,9 +54,9 @@ def joined(orders: list[ReadOrder]) -> ReadOrder:
 def parts(order: ReadOrder, block: int, most: int) -> list[ReadOrder]:
     """An order as several of at most `most` bytes each, or one record; `block` is that of the RAM tier."""
     n = len(order.sums)
-    sizes = np.full(n, block, np.int64) if order.sizes is None else order.sizes
-    if int(sizes.sum()) <= most:
+    if (n * block if order.sizes is None else int(order.sizes.sum())) <= most:
         return [order]
+    sizes = np.full(n, block, np.int64) if order.sizes is None else order.sizes
     ends = np.concatenate(([0], np.cumsum(-(-sizes // block))))  # in blocks
     return [
         ReadOrder(

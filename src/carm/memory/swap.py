@@ -82,6 +82,7 @@ class Executor:
         self.plan = plan
         self.arena = arena
         self._block = arena.shape[1]
+        self._sizes = np.full(_RECORDS, self._block, np.int64)
         self.throttle = plan.throttle
         self._engine: Engine | None = None
         self._file: ExtentFile | None = None
@@ -138,7 +139,9 @@ class Executor:
         in_place = native.library is not None  # numpy's ways are faster out of memory of one piece
         if order.sizes is None:
             data, starts, ok = self._engine.finish_rows(inner, in_place=in_place)
-            sizes = np.full(len(ok), self._block, np.int64)
+            if len(ok) > len(self._sizes):
+                self._sizes = np.full(len(ok), self._block, np.int64)
+            sizes = self._sizes[: len(ok)]
         else:
             data, starts, ok = self._engine.finish(inner, in_place=in_place)
             sizes = order.sizes
