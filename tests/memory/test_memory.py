@@ -906,3 +906,14 @@ def test_every_module_is_in_the_table_of_the_docs() -> None:
     source, docs = Path(carm.memory.__file__).parent, Path(__file__).parents[2] / "docs" / "architecture.md"
     table = docs.read_text().split("| module in `carm.memory` |")[1].split("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", table)) >= {path.stem for path in source.glob("*.py")} - {"__init__"}
+
+
+@pytest.mark.parametrize(
+    ("slots", "swap", "batch"), [(10, "thread", 256), (1500, "thread", 375), (9000, "thread", 512), (9000, "sync", 1)]
+)
+def test_how_many_go_into_a_commit(tmp_path: Path, slots: int, swap: str, batch: int) -> None:
+    with Memory(slots, storage=tmp_path, engine="preadv", swap=swap) as memory:
+        memory.add(**numbered(1))
+        assert memory._intake is not None and memory._intake.batch == batch
+    with Memory(slots, storage=tmp_path, engine="preadv", swap=swap, write_batch=7) as memory:
+        assert memory._intake is not None and memory._intake.batch == 7

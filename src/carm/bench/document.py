@@ -23,14 +23,17 @@ _SWAPPING = """
     keep it busy so many are ordered between two draws that the draw's own code has left the core's caches, which is
     about half of the loss; the other half is the worker's, whose copies go through the cache that the cores share.
     (Measured with a worker that says at once that it is done, and moves nothing: 0.77 of that is kept with batches of
-    64, and 0.81 with 256.) To ask for the rows ahead, and to write them past the caches, gained nothing.
+    64, and 0.81 with 256.) Runs give 0.60 to 0.73 with batches of 64, and 0.62 to 0.79 with 256. To ask for the rows
+    ahead, and to write them past the caches, gained nothing.
     """
 _BY_THE_RUN = """
     Rows move by a point or two from run to run, and by more on a machine that others use too: with two torch threads,
-    steps of 15 ms and storage in the page cache the thread gave from 1.019 to 1.040 in seven runs of two days. Where
-    all cores train, the helper process costs up to a point more than the thread; `swap="async"` is the thread, not
-    least because of these rows. A lower priority (nice 10) would spare half a point, and was left out: beside another
-    run that takes the second core, half as many samples were swapped.
+    steps of 15 ms and storage in the page cache the thread gave from 1.019 to 1.040 in twelve runs of two days, seven
+    of them within 1.03; from the device 1.02 to 1.03, and once 1.036. Of the half a millisecond about half is storing
+    what is new, a third reading, the rest choosing and publishing. Where all cores train, the helper process costs up
+    to a point more than the thread; `swap="async"` is the thread, not least because of these rows. A lower priority
+    (nice 10) would spare half a point, and was left out: beside another run that takes the second core, half as many
+    samples were swapped.
     """
 REASONS: dict[str, str] = {
     "swap-warm": """
@@ -53,9 +56,8 @@ REASONS: dict[str, str] = {
     "train-cold": _BY_THE_RUN,
     "train-full": """
         A step of 15 ms stores 32 new samples where others were, one write each, beside the 32 reads: twice the work of
-        the device, of its interrupts, and of choosing who goes. Writes alone, with nothing swapped, made 1.02 past the
-        page cache and 1.04 through it, where the kernel looks after every page. It is 0.4 to 0.7 ms a step, whatever
-        the step takes.
+        the device, of its interrupts, and of choosing who goes. It is 0.5 to 0.7 ms a step, whatever the step takes;
+        with a core to spare it is within 3 %.
         """,
     "train-throttled": "It goes by the run, as the quartiles let expect: earlier runs gave 0.99, 1.02 and 1.03.",
     "decode": """
