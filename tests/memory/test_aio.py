@@ -297,3 +297,32 @@ def test_staging_memory_is_aligned_and_kept() -> None:
         assert len(staging.reserve((4 << 20) + 1)) == 6 << 20, "once whole, always whole"
     staging.reserve(9 << 20, whole=True)[:] = 1
     assert staging.reserve(1, whole=True) is staging.reserve(8 << 20)
+
+
+def test_a_fork_while_the_device_writes(tmp_path: Path) -> None:
+    """Children get none of the staging memory: what is being read arrives with us, whoever touches it first."""
+    rng = np.random.default_rng(0)
+    size, count = 112_640, 256
+    data = rng.integers(0, 256, size * count, dtype=np.uint8)
+    path = tmp_path / "extents.dat"
+    data.tofile(path)
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+    try:
+        engine = open_engine("aio", path)
+    except ValueError as error:
+        pytest.skip(str(error))
+    for _ in range(20):
+        chosen = [rng.integers(0, count, 16) for _ in range(DEPTH)]
+        tickets = [engine.begin_rows(rows * size, size) for rows in chosen]
+        child = os.fork()
+        if not child:
+            clean = not any(staging.data.any() for staging in engine._staging)
+            os._exit(0 if clean or ring._HUGE is None else 1)
+        for rows, ticket in zip(chosen, tickets, strict=True):
+            found, starts, ok = engine.finish_rows(ticket)
+            assert ok.all()
+            for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
+                assert np.array_equal(found[start : start + size], data[row * size : (row + 1) * size])
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child sees what we read"
+    engine.close()

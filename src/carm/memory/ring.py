@@ -51,15 +51,22 @@ def _pages(size: int) -> Bytes:
 
 _HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 _HUGE_PAGE = 2 << 20
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK, for which Python has no name
 
 
 def _huge_pages(size: int) -> Bytes:
-    size = -(-size // _HUGE_PAGE) * _HUGE_PAGE
-    memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # one more, to align
-    with contextlib.suppress(OSError):  # a kernel without
+    """Such memory is private to a process, where the other kind is shared with its children. When a process forks while
+    the device writes to private memory, older kernels may give the page that is written to the child; so children get
+    none of it."""
+    whole = -(-size // _HUGE_PAGE) * _HUGE_PAGE
+    memory = mmap.mmap(-1, whole + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # one more, to align
+    try:
+        memory.madvise(_WIPE_ON_FORK)
         memory.madvise(_HUGE or 0)
+    except OSError:  # a kernel without
+        return _pages(size)
     start = -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE_PAGE
-    return np.frombuffer(memory, np.uint8, size, start)
+    return np.frombuffer(memory, np.uint8, whole, start)
 
 
 _IOCB = np.dtype(
