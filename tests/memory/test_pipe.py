@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -17,14 +18,17 @@ from carm.memory.record import Records
 from carm.memory.shared import SharedBlock
 
 
-def pair() -> tuple[Pipe, Pipe]:
+def pair(*, bell: bool = False) -> tuple[Pipe, Pipe]:
     ours, theirs = socketpair()
-    return Pipe(ours.detach()), Pipe(theirs.detach())
+    if not bell:
+        return Pipe(ours.detach()), Pipe(theirs.detach())
+    fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    return Pipe(ours.detach(), rings=fd), Pipe(theirs.detach(), bell=os.dup(fd))
 
 
-@pytest.fixture
-def pipes() -> Iterator[tuple[Pipe, Pipe]]:
-    here, there = pair()
+@pytest.fixture(params=[False, True], ids=["at the socket", "at a bell"])
+def pipes(request: pytest.FixtureRequest) -> Iterator[tuple[Pipe, Pipe]]:
+    here, there = pair(bell=request.param)
     yield here, there
     here.close()
     there.close()
@@ -139,6 +143,44 @@ def test_sending_at_once_never_waits_for_a_side_that_does_not_receive(n: int, bu
     assert here.send_at_once(order(n))  # there is room again
     here.close()
     there.close()
+
+
+def test_whoever_waits_is_woken_by_every_kind_of_message(pipes: tuple[Pipe, Pipe]) -> None:
+    """Also by one that is larger than what fits between the two."""
+    here, there = pipes
+    got: list[object] = []
+    waiting = threading.Thread(target=lambda: got.extend(there.receive() for _ in range(60)))
+    waiting.start()
+    for number in range(20):
+        if number % 4 == 0:
+            time.sleep(0.01)  # long enough for the other side to have gone to sleep
+        if not here.send_at_once(order(3, ticket=number)):  # the last one is still on its way
+            here.send(order(3, ticket=number))
+        here.send(("small", number))
+        here.send(("large", os.urandom(1 << 20)))
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert [one.ticket for one in got[::3]] == list(range(20))  # type: ignore[attr-defined]
+    assert got[1::3] == [("small", number) for number in range(20)]
+    assert [len(one[1]) for one in got[2::3]] == [1 << 20] * 20  # type: ignore[index]
+
+
+def test_whoever_waits_notices_that_the_other_end_is_gone(pipes: tuple[Pipe, Pipe]) -> None:
+    here, there = pipes
+    failed: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            there.receive()
+        except EOFError as error:
+            failed.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.05)
+    here.close()
+    waiting.join(30)
+    assert not waiting.is_alive() and len(failed) == 1
 
 
 def test_what_might_not_fit_is_not_sent_at_once(pipes: tuple[Pipe, Pipe]) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from carm.memory.mapping import mapped
 from carm.memory.record import Bytes
 from carm.memory.ring import RING, Kernel, Ring, Staging
 
@@ -255,7 +256,7 @@ class MappedEngine(Engine):
         """
         length = os.fstat(self.fd).st_size
         if len(self._data) < length and end > len(self._data):
-            self._data = np.frombuffer(mmap.mmap(self.fd, length, prot=mmap.PROT_READ), np.uint8)
+            self._data = mapped(self.fd)
         return length
 
     def begin_rows(self, offsets: Ints, size: int) -> Any:

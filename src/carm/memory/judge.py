@@ -27,8 +27,8 @@ from carm.memory.stats import Stats
 Ints = NDArray[np.int64]
 _QUICK = 0.05  # seconds between two steps that follow each other fast
 _PATIENCE = 0.1  # seconds that a batch waits for others at most
-_ENOUGH = 64  # samples that are not worth waiting for more
-_RARE = 32  # of so many slots one may wait that might be drawn again: one or two in a hundred of those that wait are
+_ENOUGH = 128  # samples that are not worth waiting for more
+_RARE = 20  # of so many slots one may wait that might be drawn again: two or three in a hundred of those that wait are
 
 
 @dataclass(slots=True)

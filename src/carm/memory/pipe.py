@@ -3,6 +3,10 @@
 Reads come in every step of training, so they are written as plain bytes: pickle takes four times as long for them.
 Everything else is pickled, but for large arrays: new samples are handed over in memory that both processes have, for a
 socket would copy them four times, and let both sides wait for each other every 200 KB.
+
+A helper does not wait at its socket, but at a bell (an eventfd). Whoever wakes another by writing to a socket tells
+Linux that it is about to wait itself, and so the other gets the very core that training runs on: a send took 200 us of
+a training step, and takes 15 so.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from carm.memory.orders import ReadDone, ReadOrder
 from carm.memory.shared import SharedBlock
 
 _HEADER = struct.Struct("<4q")  # kind, ticket, number of records (or of arrays that follow), number of blocks
-_PICKLED, _READ, _READ_ONE_SIZE, _READ_DONE = range(4)
+_PICKLED, _READ, _READ_ONE_SIZE, _READ_DONE, _COMING = range(5)  # _COMING: the message itself follows
+_ONE = (1).to_bytes(8, sys.byteorder)
 _LARGE = 4096  # bytes of an array that is sent by itself
 
 
@@ -35,10 +40,22 @@ class Pipe:
     `outbox` is memory for the large arrays of what is sent, the other end's `inbox`. Those of a message are there until
     the next that has any is sent: whoever sends one waits until the other side has done with the last. What does not
     fit goes through the socket.
+
+    `rings` is the bell that the other end waits at, its `bell`; -1: there is none, and it waits at the socket.
     """
 
-    def __init__(self, fd: int, *, outbox: SharedBlock | None = None, inbox: SharedBlock | None = None) -> None:
+    def __init__(
+        self,
+        fd: int,
+        *,
+        outbox: SharedBlock | None = None,
+        inbox: SharedBlock | None = None,
+        rings: int = -1,
+        bell: int = -1,
+    ) -> None:
         self._connection = Connection(fd)
+        self._rings = None if rings < 0 else open(rings, "wb", buffering=0)  # noqa: SIM115 - closed in `close`
+        self._bell = None if bell < 0 else open(bell, "rb", buffering=0)  # noqa: SIM115
         self._outbox = None if outbox is None else outbox.bytes()
         self._inbox = None if inbox is None else inbox.bytes()
         _OPEN.add(self)
@@ -46,6 +63,10 @@ class Pipe:
         self._incoming, self._outgoing = select.poll(), select.poll()
         self._incoming.register(fd, select.POLLIN)
         self._outgoing.register(fd, select.POLLOUT)
+        self._ringing = select.poll()
+        if bell >= 0:
+            self._ringing.register(bell, select.POLLIN)
+            self._ringing.register(fd, 0)  # for the other end's death
         with socket(fileno=os.dup(fd)) as end:
             # A socket that counts as writable has a buffer that is a quarter full at most (on Linux), and what is sent
             # takes up to twice its size there: with an eighth of it there is room to spare.
@@ -57,6 +78,9 @@ class Pipe:
 
     def send(self, message: Any) -> None:
         """Send a message; waits while the other side is busy and does not receive."""
+        if self._rings is not None:  # first: the rest may be more than fits, and would wait for somebody who sleeps
+            self._connection.send_bytes(_HEADER.pack(_COMING, 0, 0, 0))
+            self._ring()
         arrays: list[pickle.PickleBuffer] = []
         data = _encode(message, arrays)
         if not arrays:
@@ -101,12 +125,28 @@ class Pipe:
         if len(data) > self._fits:
             return False
         self._connection.send_bytes(data)
+        self._ring()
         return True
+
+    def _ring(self) -> None:
+        if self._rings is not None:
+            self._rings.write(_ONE)
+
+    def _await(self) -> None:
+        """Until there is something to receive: if there is a bell, wait there. (It is rung after each message; one that
+        has been received before it was heard costs another look.)"""
+        while self._bell is not None and not self.ready():
+            self._ringing.poll()
+            self._bell.read(8)
 
     def receive(self) -> Any:
         """The next message; waits for it. Raises EOFError if there will be none."""
+        self._await()
         data = self._connection.recv_bytes()
         kind, ticket, n, blocks = _HEADER.unpack_from(data)
+        if kind == _COMING:
+            data = self._connection.recv_bytes()
+            kind, ticket, n, blocks = _HEADER.unpack_from(data)
         at = _HEADER.size
         if kind == _PICKLED:
             end = len(data) - 16 * n
@@ -120,6 +160,9 @@ class Pipe:
 
     def close(self) -> None:
         self._connection.close()
+        for end in (self._rings, self._bell):
+            if end is not None:
+                end.close()
 
     @property
     def closed(self) -> bool:

@@ -348,8 +348,8 @@ class ThreadWorker(Worker):
         try:  # from queue to inbox without a step of Python in between, where Ctrl-C could lose a report
             if timeout and not inbox:
                 inbox.extend(islice(iter(partial(reports.get, True, timeout), None), 1))
-            if not reports.empty():
-                inbox.extend(iter(reports.get_nowait, None))
+            if come := reports.qsize():  # as many as there are: finding the queue empty is an exception, and slow
+                inbox.extend(islice(iter(reports.get_nowait, None), come))
         except Empty:
             pass
         return inbox
@@ -382,23 +382,24 @@ class ProcessWorker(Worker):
         with contextlib.suppress(OSError):  # where a process may have no file that large, the socket will do
             outbox = SharedBlock(_OUTBOX)
         outbox_fd = -1 if outbox is None else outbox.fd
+        bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if hasattr(os, "eventfd") else -1
         root = str(Path(__file__).resolve().parents[2])
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
         # Without the current directory, which may have a module with the name of one that is needed.
         command = (
             "import sys; sys.path[:] = filter(None, sys.path); "
-            f"from carm.memory.swap import helper; helper({theirs.fileno()}, {shared.fd}, {outbox_fd})"
+            f"from carm.memory.swap import helper; helper({theirs.fileno()}, {shared.fd}, {outbox_fd}, {bell})"
         )
         self.process = subprocess.Popen(
             [sys.executable, "-c", command],
-            pass_fds=tuple(fd for fd in (theirs.fileno(), shared.fd, outbox_fd, plan.lock) if fd >= 0),
+            pass_fds=tuple(fd for fd in (theirs.fileno(), shared.fd, outbox_fd, bell, plan.lock) if fd >= 0),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the training process, which then tells us to stop
         )
         theirs.close()
-        self._pipe = Pipe(ours.detach(), outbox=outbox)
+        self._pipe = Pipe(ours.detach(), outbox=outbox, rings=bell)
         self._broken = False
         # The pipe may be full while the helper is busy, and `send` must not wait: training would, and if the other
         # direction were full too, both sides would for ever. So what might not fit is posted by a thread.
@@ -444,7 +445,7 @@ class ProcessWorker(Worker):
 
     @property
     def alive(self) -> bool:
-        return not self._broken and self.process.poll() is None
+        return not self._broken  # its death closes its end, and shows when something is received
 
     def close(self) -> None:
         if self._pipe.closed:
@@ -463,10 +464,10 @@ class ProcessWorker(Worker):
         self._sender.join()
 
 
-def helper(pipe_fd: int, memory_fd: int, outbox_fd: int) -> None:
+def helper(pipe_fd: int, memory_fd: int, outbox_fd: int, bell: int) -> None:
     """The helper process's main function. It ends when told to, or when the training process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe = Pipe(pipe_fd, inbox=None if outbox_fd < 0 else SharedBlock.attach(outbox_fd, _OUTBOX))
+    pipe = Pipe(pipe_fd, inbox=None if outbox_fd < 0 else SharedBlock.attach(outbox_fd, _OUTBOX), bell=bell)
 
     def get(block: bool) -> Any:
         if not block and not pipe.ready():
