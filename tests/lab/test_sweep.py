@@ -58,6 +58,23 @@ def test_conditions_are_part_of_the_key_and_kept(tmp_path: Path) -> None:
     assert results.failures[tight.key], "a run that does not fit says so"
 
 
+def test_the_libraries_of_a_cuda_build_do_not_count() -> None:
+    """They take more addresses than the devices that the limit stands for have memory."""
+    script = """
+import mmap
+from carm.lab.worker import confine
+libraries = mmap.mmap(-1, 5 << 30, prot=mmap.PROT_READ)  # such as these
+confine(cores=0, memory=2 << 30)
+mmap.mmap(-1, 512 << 20).close()
+try:
+    mmap.mmap(-1, 3 << 30)
+except OSError:
+    print("limited")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "limited\n", done.stderr
+
+
 def test_the_smallest_nets_get_one_thread_unless_told_otherwise(tmp_path: Path) -> None:
     larger = TINY.replace(net="cnn", width=4)
     results = sweep([TINY, larger], tmp_path / "free", console=quiet())

@@ -25,7 +25,7 @@ class Sizes:
     # training
     rounds: int = 100  # blocks of each loop, or as many (but at least 5) as fit into
     seconds: float = 70.0  # on a machine that has other things to do
-    steps: int = 16  # per block; with 32 samples a step and 500 a commit every block has one commit
+    steps: int = 32  # per block; with 32 samples a step and 500 a commit every block has two commits
     lead_in: int = 2
     prefill: int = 20_000
     width: int = 16  # channels of the first convolution

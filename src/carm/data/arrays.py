@@ -228,7 +228,9 @@ def digits(name: str, *, test_share: float = 0.2, seed: int = 0) -> Source:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("the digits need scikit-learn: pip install 'carousel-memory[demo]'") from error
+        raise ImportError(
+            f"the digits need scikit-learn, which cannot be imported ({error}): pip install 'carousel-memory[demo]'"
+        ) from error
     bunch = load_digits()
     x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]  # published as 0 to 16
     y = bunch.target.astype(np.int64)

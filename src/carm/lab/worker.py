@@ -28,6 +28,7 @@ from typing import Any
 
 _PATIENCE = 20.0  # seconds that a killed sweep's orphan may take to let go of its run
 _GRACE = 10.0  # seconds from the interrupt to giving up
+_LIBRARIES = 1 << 30  # bytes; a CPU build of torch takes 0.6 GiB
 
 
 def main() -> int:
@@ -75,12 +76,21 @@ def confine(*, cores: int, memory: int) -> None:
     """Stay on so many cores and within so many bytes of address space; 0: no limit.
 
     The address space (RLIMIT_AS) needs no privileges, unlike a control group, and is the stricter measure: code and
-    reservations count, used or not.
+    reservations count, used or not. But the code of a CUDA build of torch alone is more than a small device has: of
+    torch's libraries a gigabyte counts at most.
     """
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     if memory:
-        resource.setrlimit(resource.RLIMIT_AS, (memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        import torch  # noqa: F401
+
+        beyond = max(0, _address_space() - _LIBRARIES)
+        resource.setrlimit(resource.RLIMIT_AS, (memory + beyond, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _address_space() -> int:
+    """Bytes that this process has mapped."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def peak_rss() -> int:
