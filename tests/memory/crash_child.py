@@ -92,7 +92,7 @@ class Worker:
     def compact(self) -> None:
         self.say("begin", "compact", [], [], [])
         self.store.settle()
-        self.store.catalogue.compact(self.store.floor)
+        self.store.catalogue.compact(self.store.past.floor)
         self.store.buried = 0
         self.say("end")
 

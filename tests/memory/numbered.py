@@ -62,8 +62,8 @@ def check(got: dict[str, Any], numbers: Any, schema: Schema = FIXED, labels: Any
 def extents_of(store: Any) -> np.ndarray:
     """(start, end) of every extent that is in use, ascending: of the living, and of the dead that could come back."""
     live = store.index.live()
-    starts = np.concatenate([store.index.offsets[live], *(g[1] for g in store._grave)])
-    sizes = np.concatenate([store.index.sizes[live].astype(np.int64), *(g[2] for g in store._grave)])
+    starts = np.concatenate([store.index.offsets[live], *(g[1] for g in store.past.graves)])
+    sizes = np.concatenate([store.index.sizes[live].astype(np.int64), *(g[2] for g in store.past.graves)])
     order = np.argsort(starts)
     return np.stack([starts[order], (starts + -(-sizes // 512) * 512)[order]], axis=1)
 
@@ -84,6 +84,6 @@ def check_index(store: Any) -> None:
     doomed = int((-(-store._doomed["size"].astype(np.int64) // 512) * 512).sum())
     assert store.extents.used == taken + doomed
     assert store.extents.used + store.extents.free == store.extents.end, "room is lost"
-    assert store.retained == taken - store.index.live_bytes
+    assert store.past.retained == taken - store.index.live_bytes
     assert (live < store.index._top).all()
     assert len(live) + len(store.index._free) == store.index._top

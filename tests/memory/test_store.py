@@ -405,7 +405,7 @@ def test_ids_are_never_given_twice(base: Path) -> None:
             store.delete(living(store))
             store.settle()
             assert store.catalogue is not None
-            store.catalogue.compact(store.floor)
+            store.catalogue.compact(store.past.floor)
     assert set(seen.values()) == {1}
 
 
@@ -478,7 +478,7 @@ def test_restore_brings_back_what_was_evicted(base: Path, schema: Schema) -> Non
         state = store.checkpoint()
         before = living(store)
         fill(store, 30)
-        assert living(store) != before and store.retained > 0
+        assert living(store) != before and store.past.retained > 0
         store.restore(state)
         assert living(store) == before and store.next_id == 200
         check(store.read(before), before, schema)
@@ -556,7 +556,7 @@ def test_what_checkpoints_retain_is_bounded(base: Path, caplog: pytest.LogCaptur
         with caplog.at_level(logging.INFO, "carm"):
             fill(store, 400, batch=8)
         assert os.path.getsize(base / "extents.dat") <= 125_000
-        assert store.retained == 0
+        assert store.past.retained == 0
         assert "can no longer be restored" in caplog.text
         with pytest.raises(CheckpointError, match="It can go back to none"):
             store.restore(state)

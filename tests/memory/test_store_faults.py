@@ -269,12 +269,12 @@ def test_full_with_a_checkpoint(tmp_path: Path) -> None:
         fill(store, 1600, batch=256)
         store.checkpoint()
         store.delete(living(store)[:800])
-        assert store.retained > 0
+        assert store.past.retained > 0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             while not store._device_full:
                 fill(store, 256, batch=256)
-        assert store.retained == 0
+        assert store.past.retained == 0
         fill(store, 1000, batch=256)
         check_all(store)
         assert len(store) > 1800

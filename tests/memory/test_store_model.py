@@ -250,7 +250,7 @@ class StoreModel(RuleBasedStateMachine):
     def compact(self) -> None:
         self.store.settle()
         self.uncertain = {}
-        self.store.catalogue.compact(self.store.floor)
+        self.store.catalogue.compact(self.store.past.floor)
         self.store.buried = 0
 
     # -- what always holds -------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def _info(arguments: argparse.Namespace) -> int:
         assert store.catalogue is not None
         extents = store.extents
         marks = ", ".join(str(seq) for seq, _ in store.catalogue.load().marks)
-        kept = format_bytes(store.retained)
+        kept = format_bytes(store.past.retained)
         size, on_device = 0, 0
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(store.directory / NAME)

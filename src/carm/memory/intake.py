@@ -157,7 +157,7 @@ class Intake:
         if self.store.wants_compaction and not self.compacting:
             self.compacting = True
             self.store.buried = 0
-            self._send(CompactOrder(self.store.floor))
+            self._send(CompactOrder(self.store.past.floor))
         self.pump()
 
     def compacted(self) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from carm.memory import catalogue, evict, extentfile
 from carm.memory import directory as directories
 from carm.memory.aio import Engine, check_engine, open_engine
-from carm.memory.catalogue import ENTRY, Catalogue, Contents, Entries, Mark
+from carm.memory.catalogue import ENTRY, Catalogue, Contents, Entries
 from carm.memory.checksum import checksum, verified
 from carm.memory.errors import CheckpointError, CorruptRecord, SchemaError, StoreError, StoreFull, warn
 from carm.memory.extentfile import ExtentFile
@@ -33,6 +32,7 @@ from carm.memory.extents import UNIT, FixedExtents, VariableExtents, padded, pad
 from carm.memory.index import Index
 from carm.memory.interrupt import uninterrupted
 from carm.memory.orders import WriteOrder, compact, perform
+from carm.memory.past import Past
 from carm.memory.record import Bytes, Records, Schema
 from carm.memory.units import format_bytes, parse_bytes, parse_count
 
@@ -189,15 +189,10 @@ class Store:
         """Build the index. `length` is that of the extent file."""
         whole = contents.entries["offset"] + contents.entries["size"].astype(np.int64) <= length
         entries, lost = contents.entries[whole], contents.entries[~whole]
-        self.seq, self.next_id, self.floor = contents.seq, contents.next_id, contents.floor
+        self.seq, self.next_id = contents.seq, contents.next_id
         self.buried = contents.buried
         self.index = Index(entries)
-        self._marks = list(contents.marks)
-        self._grave: list[tuple[int, Ints, Ints]] = []  # (commit, offsets, sizes) of the dead that could come back
-        self.retained = 0
-        for seq in np.unique(contents.died).tolist():
-            here = contents.dead[contents.died == seq]
-            self._bury(seq, here["offset"].astype(np.int64), here["size"].astype(np.int64))
+        self.past = Past(self.directory, contents)
         taken = np.concatenate([contents.entries[["offset", "size"]], contents.dead[["offset", "size"]]])
         self.extents = self._free_space(taken["offset"].astype(np.int64), taken["size"].astype(np.int64))
         self._doomed = lost  # gone from the index, and to die in the next commit
@@ -246,7 +241,7 @@ class Store:
             if len(self._doomed) or self._first_deaths or self._in_doubt:
                 self._commit_deaths([])
             if self.wants_compaction:
-                compact(catalogue, self.floor)
+                compact(catalogue, self.past.floor)
                 self.buried = 0
 
     @property
@@ -425,7 +420,7 @@ class Store:
         deaths = np.concatenate([self.index.ids[victims], doomed["id"]]).astype(np.int64)
         return WriteOrder(
             self.seq + 1, records, births, deaths,
-            afresh=self._in_doubt, final=not self._marks, victims=victims, doomed=doomed,
+            afresh=self._in_doubt, final=not self.past.marks, victims=victims, doomed=doomed,
         )  # fmt: skip
 
     def complain(self, records: Records) -> None:
@@ -466,14 +461,14 @@ class Store:
         """How long the extent file may be now."""
         if self.file_limit is None or self._device_full:
             return self.file_limit
-        return self.file_limit + min(self.retained, int(_RETAIN * self.file_limit))
+        return self.file_limit + min(self.past.retained, int(_RETAIN * self.file_limit))
 
     def _place(self, sizes: Ints, victims: list[int]) -> tuple[Ints, list[int]]:
         """An extent for each new record (-1: there is no room for it), and the stored samples that must die first for
         it."""
         offsets = self.extents.allocate(sizes, self._end_limit())
         try:
-            while self._marks and (offsets < 0).any():
+            while self.past.marks and (offsets < 0).any():
                 self._forget_oldest()
                 self._place_rest(offsets, sizes)
         except OSError as error:  # no room on the device even to say so
@@ -554,14 +549,14 @@ class Store:
             self.extents.release(offsets, sizes)
             self.buried += len(offsets)
         else:
-            self._bury(self.seq, offsets, sizes)
-        self.floor = max(self.floor, order.floor or 0, order.seq if len(order.before) else 0)
+            self.past.bury(self.seq, offsets, sizes)
+        self.past.floor = max(self.past.floor, order.floor or 0, order.seq if len(order.before) else 0)
         self.index.drop(order.victims)
         handles = self.index.enter(order.births)
         self.next_id = max(self.next_id, int(order.births["id"].max(initial=-1)) + 1)
         bound = self.max_bytes or (self.max_samples or 0) * (self.index.live_bytes // max(len(self), 1))
         try:
-            while self._marks and bound and self.retained > _RETAIN * bound:
+            while self.past.marks and bound and self.past.retained > _RETAIN * bound:
                 self._forget_oldest()
         except (OSError, StoreError) as error:
             log.warning(
@@ -600,11 +595,6 @@ class Store:
                 f"{self.directory}: the device is full at {format_bytes(size)}; older samples are evicted from now on "
                 "to make room for new ones"
             )
-
-    def _bury(self, seq: int, offsets: Ints, sizes: Ints) -> None:
-        if len(offsets):
-            self._grave.append((seq, offsets, sizes))
-            self.retained += int(padded_each(sizes).sum())
 
     # -- the simple way ----------------------------------------------------------------------------------------------
 
@@ -700,42 +690,28 @@ class Store:
             raise StoreError(f"the store in {self.directory} is empty: there is nothing to come back to")
         with uninterrupted():
             self.settle()
-            marks = self._marks
-            if not marks or marks[-1][0] != self.seq:
-                marks = [*marks, (self.seq, uuid.uuid4().hex)]
-            if self._grave:
-                marks = marks[-2:]
-            self._set_marks(catalogue, marks)
-        seq, token = marks[-1]
-        return {"uuid": self.uuid, "seq": seq, "token": token, "next_id": self.next_id}
+            token, offsets, sizes = self.past.mark(catalogue, self.seq)
+            self._exhume(offsets, sizes)
+        return {"uuid": self.uuid, "seq": self.seq, "token": token, "next_id": self.next_id}
 
     def _forget_oldest(self) -> None:
-        """Give up the way back to the oldest checkpoint, for the room that it takes."""
-        level = logging.INFO if len(self._marks) > 1 else logging.WARNING  # the newest one is worth a word
-        log.log(level, "%s: the checkpoint of commit %d can no longer be restored", self.directory, self._marks[0][0])
-        self._set_marks(self._writable(), self._marks[1:])
+        self._exhume(*self.past.forget_oldest(self._writable(), self.seq))
 
-    def _set_marks(self, catalogue: Catalogue, marks: list[Mark]) -> None:
-        floor = marks[0][0] if marks else self.seq
-        catalogue.set_marks(marks, floor)
-        self._marks, self.floor = marks, floor
-        for died, offsets, sizes in self._grave:
-            if died <= floor:
-                self.extents.release(offsets, sizes)
-                self.retained -= int(padded_each(sizes).sum())
-                self.buried += len(offsets)
-        self._grave = [g for g in self._grave if g[0] > floor]
+    def _exhume(self, offsets: Ints, sizes: Ints) -> None:
+        """The extents of the dead, whom nobody can bring back any more, may be used again."""
+        self.extents.release(offsets, sizes)
+        self.buried += len(offsets)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a checkpoint: what was stored since is gone, what was evicted since is back."""
         catalogue = self._changeable()
         if state["uuid"] != self.uuid:
             raise CheckpointError(f"the checkpoint is of another store than the one in {self.directory}")
-        if (state["seq"], state.get("token")) not in self._marks:
+        if (state["seq"], state.get("token")) not in self.past.marks:
             raise CheckpointError(
                 f"the store in {self.directory} cannot go back to commit {state['seq']}: samples of that time have "
                 "been evicted for good, or it has gone back to an earlier one. It can go back to "
-                f"{[seq for seq, _ in self._marks] or 'none'}"
+                f"{[seq for seq, _ in self.past.marks] or 'none'}"
             )
         with uninterrupted():
             catalogue.rollback(state["seq"], state["next_id"])
