@@ -34,10 +34,9 @@ def compiler() -> list[str] | None:
 def compiled(root: Path) -> str:
     """Make the library anew; returns why that was not possible, or nothing."""
     library = root / LIBRARY
-    library.unlink(missing_ok=True)
-    command = compiler()
     if os.environ.get("CARM_NATIVE") == "0":
         return "CARM_NATIVE is 0"
+    command = compiler()
     if os.name != "posix":
         return "this is no POSIX system"
     if command is None:
@@ -47,6 +46,7 @@ def compiled(root: Path) -> str:
     run = subprocess.run([*command, *flags, "-o", unfinished, root / SOURCE], capture_output=True, text=True)
     if run.returncode:
         unfinished.unlink(missing_ok=True)
+        library.unlink(missing_ok=True)  # one of before would be of other code
         return f"{shlex.join(command)} failed: {run.stderr.strip()}"
     unfinished.rename(library)
     return ""
@@ -54,7 +54,10 @@ def compiled(root: Path) -> str:
 
 class CompileNative(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        reason = compiled(Path(self.root))
+        try:
+            reason = compiled(Path(self.root))
+        except (OSError, ValueError) as error:  # a source tree that cannot be written, a CC that is no command
+            reason = str(error)
         if reason:
             print(f"carm: without compiled code, because {reason}", file=sys.stderr)
             return

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import warnings
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -274,10 +275,11 @@ def _export(arguments: argparse.Namespace) -> int:
     with _open_to_read(arguments.directory) as store:
         if store.schema is None:
             raise ValueError(f"{arguments.directory} is empty: there is nothing to export")
-        handles = _chosen(store, arguments.labels, arguments.limit)
-        writer: _Npz | _Files = _Npz(store, out) if arguments.format == "npz" else _Files(store, out)
-        bad: list[int] = []
-        with writer, progress_bar() as progress:
+        lost = _beyond_the_end(store)
+        handles = _chosen(store, arguments.labels, arguments.limit, lost)
+        bad: list[int] = _wanted(store, lost, handles, arguments)
+        kept = 0
+        with _named(out), _writer(arguments.format, store, out) as writer, progress_bar() as progress:
             task = progress.add_task("exporting", total=len(handles))
             for part in store.index.pieces(handles):
                 here = handles[part]
@@ -285,10 +287,11 @@ def _export(arguments: argparse.Namespace) -> int:
                 bad += store.index.ids[here[~ok]].tolist()
                 if ok.any():
                     writer.write(store.index.ids[here[ok]], store.schema.unpack(data, starts[ok]))
+                    kept += int(ok.sum())
                 progress.advance(task, len(here))
         damaged = _still_there(arguments.directory, bad)
     gone = len(bad) - len(damaged)
-    print(f"{len(handles) - len(bad):,} samples in {out}")
+    print(f"{kept:,} samples in {out}")
     if gone:
         print(f"carm: {gone:,} more were evicted by another process before they could be copied", file=sys.stderr)
     if damaged:
@@ -297,13 +300,49 @@ def _export(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _chosen(store: Store, labels: list[int] | None, limit: int | None) -> NDArray[np.int64]:
-    """Index entries of the samples to export, by id."""
+def _writer(kind: str, store: Store, out: Path) -> _Npz | _Files:
+    return _Npz(store, out) if kind == "npz" else _Files(store, out)
+
+
+@contextlib.contextmanager
+def _named(out: Path) -> Iterator[None]:
+    """What goes wrong is said of `out`, not of a hidden file next to it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None and f".{out.name}-" not in str(error.filename):
+            raise
+        raise OSError(error.errno, error.strerror, str(out)) from error
+
+
+def _wanted(store: Store, lost: list[int], chosen: NDArray[np.int64], arguments: argparse.Namespace) -> list[int]:
+    """Those of the samples that the file is too short for which would have been exported."""
+    labels = _labels(store, lost) if arguments.labels is not None else {}
+    last = int(store.index.ids[chosen[-1]]) if len(chosen) == arguments.limit else None
+    return [
+        number
+        for number in lost
+        if (not labels or labels[number] in arguments.labels) and (last is None or number < last)
+    ]
+
+
+def _labels(store: Store, ids: list[int]) -> dict[int, int]:
+    """The labels of samples that the catalogue knows, and the index may not."""
+    import numpy as np
+
+    assert store.catalogue is not None
+    entries = store.catalogue.load().entries
+    here = entries[np.isin(entries["id"], ids)]
+    return dict(zip(here["id"].tolist(), here["label"].tolist(), strict=True))
+
+
+def _chosen(store: Store, labels: list[int] | None, limit: int | None, lost: list[int]) -> NDArray[np.int64]:
+    """Index entries of the samples to export, by id. `lost` are those that there were once."""
     import numpy as np
 
     live = store.index.live()
     if labels is not None:
-        unknown = sorted(set(labels) - set(store.index.sets.labels))
+        unknown = sorted(set(labels) - set(store.index.sets.labels) - set(_labels(store, lost).values()))
         if unknown:
             known = sorted(store.index.sets.labels)
             named = ", ".join(map(str, known[:20])) + (", ..." if len(known) > 20 else "")
@@ -387,7 +426,8 @@ class _Npz:
                 self._join()
         finally:
             for column in self._columns.values():
-                column.file.close()
+                with contextlib.suppress(OSError):  # of a device that is full, once more
+                    column.file.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _join(self) -> None:
@@ -401,6 +441,7 @@ class _Npz:
                     np.lib.format.write_array_header_1_0(member, header)
                     column.file.seek(0)
                     shutil.copyfileobj(column.file, member, 1 << 20)
+                column.file.truncate(0)  # its room is for the next
             with archive.open("sample.schema.npy", "w") as member:
                 np.lib.format.write_array(member, np.array(self.schema.to_json()), allow_pickle=False)
         os.rename(whole, self.out)
@@ -412,9 +453,10 @@ class _Files:
     def __init__(self, store: Store, out: Path) -> None:
         assert store.schema is not None
         self.schema = store.schema
-        self.out = out
-        out.mkdir(parents=True)
-        self._index = open(out / "index.csv", "w", newline="")  # noqa: SIM115 - closed in __exit__
+        self.whole = out  # takes this name when it is
+        out.parent.mkdir(parents=True, exist_ok=True)
+        self.out = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
+        self._index = open(self.out / "index.csv", "w", newline="", encoding="utf-8")  # noqa: SIM115 - see __exit__
         self._rows = csv.writer(self._index)
         self._others = [f for f in self.schema.fields if f.name != self.schema.label]
         self._rows.writerow(["id", self.schema.label, *(f.name for f in self._others)])
@@ -451,8 +493,16 @@ class _Files:
     def __enter__(self) -> _Files:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._index.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self._index.close()
+            if kind is None:
+                mask = os.umask(0)
+                os.umask(mask)
+                self.out.chmod(0o777 & ~mask)  # as `mkdir` would have made it
+                self.out.rename(self.whole)
+        finally:
+            shutil.rmtree(self.out, ignore_errors=True)
 
 
 def _suffix(head: bytes) -> str:

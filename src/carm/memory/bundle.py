@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def mixed_pass(memory: Memory, new: dict[str, Any], batch_size: int, rng: np.random.Generator) -> Iterator[Batch]:
-    """All new and all old samples once, in one shuffled order. Old ones are read when their mini-batch is made."""
+    """All new and all old samples once, in one shuffled order. Old ones are read when their mini-batch is made.
+
+    All batches have the same fields: those of the new samples, if there are any."""
     count = samples.count(new)
     slots = memory.slots
     order = rng.permutation(count + len(slots))
@@ -27,7 +29,10 @@ def mixed_pass(memory: Memory, new: dict[str, Any], batch_size: int, rng: np.ran
         if len(fresh):
             parts.append(samples.take(new, fresh))
         if len(old):
-            parts.append(memory.take(old))
+            held = memory.take(old)
+            if new:
+                held.fields = {name: held.fields[name] for name in new}
+            parts.append(held)
         if parts:
             batch = concatenate(parts)
             batch.of_pass = True

@@ -126,14 +126,13 @@ class Carousel:
         stats.bytes_read += n * ram.layout.block if ram.schema.fixed else int(index.sizes[handles].sum())
         old_handles = swap.old_handles
         good = report.ok & (ram.ids[slots] == swap.old_ids)
-        damaged: list[int] = []
+        missing = handles[:0]
         if np.count_nonzero(good) < n:
             bad, late = ~report.ok, report.ok & ~good
             ram.release(first[~good])
             index.sets.release_each(handles[late])
             stats.dropped["slot changed"] += int(late.sum())
-            stats.dropped["corrupt"] += int(bad.sum())
-            damaged = handles[bad].tolist()
+            missing = handles[bad]
             slots, old_handles, handles, first = slots[good], old_handles[good], handles[good], first[good]
         if len(slots):
             index.sets.release_each(old_handles)
@@ -142,8 +141,12 @@ class Carousel:
         auto = self._auto()
         if auto is not None:
             auto.completed(n, now, now - swap.ordered)
-        if damaged:
-            self.store.discard(damaged)  # last: it warns, and warnings may be made errors
+        if len(missing):
+            damaged = self.store.damaged(missing)
+            index.sets.release_each(missing[~damaged])
+            stats.dropped["corrupt"] += int(damaged.sum())
+            stats.dropped["unreadable"] += int((~damaged).sum())
+            self.store.give_up(missing, damaged)  # last: it warns, and warnings may be made errors
 
     def cancel(self) -> None:
         """The worker is gone, and all orders with it."""

@@ -16,6 +16,9 @@ from carm.memory.select import Selection
 from carm.memory.store import Store
 
 VERSION = 2
+_KEYS = frozenset(
+    ("slots", "ram_bytes", "schema", "select", "gate", "rng", "draws", "stats", "seen", "next_id", "storage", "ram")
+)
 
 
 def on_cpu(state: Any) -> Any:
@@ -103,13 +106,15 @@ def load_ram(ram: RamTier, store: Store | None, state: Mapping[str, Any]) -> Non
 
 
 def check(
-    state: Mapping[str, Any], schema: Schema | None, ram: RamTier | None, store: Store | None, select: Selection
+    state: Any, label: str, schema: Schema | None, ram: RamTier | None, store: Store | None, select: Selection
 ) -> None:
     """Raise CheckpointError if `state` cannot be loaded into a memory of these parts."""
-    if state.get("version") != VERSION:
-        raise CheckpointError(
-            f"not a state of carm.Memory, or one of another version: version={state.get('version')!r}"
-        )
+    version = state.get("version") if isinstance(state, Mapping) else None
+    if version != VERSION:
+        raise CheckpointError(f"not a state of carm.Memory, or one of another version: version={version!r}")
+    missing = _KEYS - state.keys()
+    if missing:
+        raise CheckpointError(f"the state is damaged: it lacks {', '.join(sorted(missing))}")
     kind = state["select"].get("kind", type(select).__name__)
     if kind != type(select).__name__:
         raise CheckpointError(f"the state is of select={kind}(), and this memory has select={type(select).__name__}()")
@@ -123,5 +128,10 @@ def check(
     saved = Schema.from_json(state["schema"])
     if schema is not None and saved != schema:
         raise CheckpointError(f"the state is of samples {saved}, and this memory holds {schema}")
+    if saved.label != label:
+        raise CheckpointError(f"the state is of samples with the label field {saved.label!r}, not label={label!r}")
+    slots, blocks, block, spare = map(int, state["ram"]["layout"])
+    if not (slots > 0 and 0 <= spare < blocks and (block == saved.head_size if saved.fixed else block >= 8)):
+        raise CheckpointError(f"the state is damaged: its RAM tier has the layout {state['ram']['layout']}")
     if store is not None and store.schema is None:
         raise CheckpointError(f"the state is of another store than the one in {store.directory}, which is empty")

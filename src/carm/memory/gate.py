@@ -41,16 +41,25 @@ class Gate:
 
     needs_logits: bool = False
     # Here, too, so that an __init__ in a subclass needs no super().
-    ratio: float | str = 1.0
     balanced: bool = False
+    _ratio: float | str = 1.0
     auto: AutoRatio | None = None  # flow control: the memory asks it for the budget
     _carry: float = 0.0  # what rounding has left of ratio * n so far
 
     def __init__(self, ratio: float | str = 1.0, *, balanced: bool = False) -> None:
+        self.ratio = ratio
+        self.balanced = balanced
+
+    @property
+    def ratio(self) -> float | str:
+        """The share that is swapped. It may be set to another at any time."""
+        return self._ratio
+
+    @ratio.setter
+    def ratio(self, ratio: float | str) -> None:
         if ratio != "auto" and not (isinstance(ratio, (int, float, np.floating)) and 0.0 <= ratio <= 1.0):
             raise ValueError(f'ratio={ratio!r} is neither a number from 0 to 1 nor "auto"')
-        self.ratio = ratio if isinstance(ratio, str) else float(ratio)
-        self.balanced = balanced
+        self._ratio = ratio if isinstance(ratio, str) else float(ratio)
         self.auto = AutoRatio() if ratio == "auto" else None
 
     def score(self, signals: Signals, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -118,7 +118,10 @@ def load_stored(ram: RamTier, store: Store, slots: Ints, handles: NDArray[np.int
         here, into = handles[part], slots[part]
         data, starts, ok = store.fetch(here)
         if not ok.all():
-            store.discard(here[~ok].tolist())
+            missing = here[~ok]
+            damaged = store.damaged(missing)
+            store.index.sets.release_each(missing[~damaged])
+            store.give_up(missing, damaged)
             here, into, starts = here[ok], into[ok], starts[ok]
         sizes = store.index.sizes[here].astype(np.int64)
         labels = np.array([store.index.sets.label(h) for h in here.tolist()], np.int64)

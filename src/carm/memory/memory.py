@@ -388,6 +388,8 @@ class Memory:
         parse_count("batch_size", batch_size)
         parse_count("passes", passes)
         new = samples.prepared(task, self.label, self.schema) if task is not None else {}
+        if new:  # the model is about to learn these classes, and may take old samples for them: gates must see that
+            self._see(set(new[self.label].tolist()))
         if old_per_batch is not None:
             parse_count("old_per_batch", old_per_batch)
             if task is None:
@@ -422,7 +424,8 @@ class Memory:
         """
         self._collect()
         if self._intake is not None:
-            self._intake.pump()
+            with uninterrupted():
+                self._intake.pump()
         if self._judge is None:
             return 0
         ordered = self._judge.hear(self.gate, batch, logits, target, self.progress)
@@ -520,7 +523,10 @@ class Memory:
         if not isinstance(store, (bool, np.bool_)):
             raise ValueError(f"store={store!r}: must be True or False; no field can be called store")
         given = {"x": x} if x is not None else {}
-        given |= ({self.label: y} if y is not None else {}) | fields
+        given |= {self.label: y} if y is not None else {}
+        if twice := given.keys() & fields.keys():
+            raise ValueError(f"{', '.join(sorted(twice))} is given twice: by its place, and by its name")
+        given |= fields
         n = samples.count(given)
         if n == 0:
             return _NOBODY
@@ -737,7 +743,7 @@ class Memory:
             self._collect(timeout=1.0)
         self._drain()
         state = checkpoint.on_cpu(state)
-        checkpoint.check(state, self.schema, self._ram, self.store, self.select)
+        checkpoint.check(state, self.label, self.schema, self._ram, self.store, self.select)
         with uninterrupted():
             self._become(state)
 

@@ -39,6 +39,9 @@ DTYPES = (
 
 Bytes = NDArray[np.uint8]
 
+_TAKEN = frozenset(("fields", "ids", "of_pass", "old", "olds", "ram_signals", "signals", "slots", "store", "to"))
+"""What `batch.name` and `memory.add(name=...)` are already. (Stores that have such a field still open.)"""
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -154,6 +157,11 @@ class Schema:
     @staticmethod
     def infer(samples: Mapping[str, Any], label: str = "y") -> Schema:
         """The schema of a batch of samples: arrays with one row per sample, or lists of bytes."""
+        if taken := _TAKEN & samples.keys():
+            raise SchemaError(
+                f"no field can be called {sorted(taken)[0]!r}: batches, or `add`, mean something else by it; choose "
+                "another name"
+            )
         fields = []
         for name, value in samples.items():
             if name == label:
@@ -314,6 +322,8 @@ def is_bytes_list(value: Any) -> bool:
 
 def as_array(name: str, value: Any) -> NDArray[Any]:
     """`value` (tensor, array, list of numbers) as a numpy array with one row per sample."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise SchemaError(f"field {name!r} is a masked array, and masks cannot be stored; pass value.filled(...)")
     if hasattr(value, "detach"):
         value = value.detach()
         if value.device.type != "cpu":

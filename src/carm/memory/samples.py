@@ -40,6 +40,8 @@ def prepared(samples: Mapping[str, Any] | tuple[Any, Any], label: str, schema: S
             fields[name] = value if isinstance(value, torch.Tensor) else _native(as_array(name, value))
             if name == label:
                 fields[name] = _as_labels(fields[name])
+    if label not in fields:
+        raise SchemaError(f"the samples have the fields {', '.join(fields) or 'none'}, and no label field {label!r}")
     known = {} if schema is None else {f.name: f for f in schema.fields}
     for name, value in fields.items() if known else ():
         if name not in known:

@@ -22,6 +22,16 @@ from numpy.typing import NDArray
 _LOCK = threading.Lock()
 
 
+def _after_fork() -> None:
+    """Another thread may have held it, which the child does not have."""
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def fence() -> None:
     """Order memory accesses before the call against those after it, as other processes see them.
 

@@ -13,13 +13,16 @@ _PER_BLOCK = 12  # bytes: successor, size, and place in the stack of free blocks
 
 
 def spare_records(slots: int, queue: int | None, swaps: bool) -> int:
-    """Records that may be on their way in at once: `queue`, or an eighth of the slots, from 64 to 256.
-
-    Without swaps only `add` needs some: it writes there before it gives up what it replaces, so many at a time.
-    """
+    """Swaps that may be under way at once: `queue`, or an eighth of the slots, from 64 to 256."""
     if not swaps:
-        return min(max(slots // 16, 1), 32)
+        return 0
     return queue if queue is not None else min(max(slots // 8, 64), 256)
+
+
+def at_hand(slots: int) -> int:
+    """Records that only `add` has room for: it writes so many before it gives up what they replace, whatever is on
+    order, so that readers in other processes never find a slot empty that was not."""
+    return min(max(slots // 16, 1), 32)
 
 
 def make_ram(
@@ -31,7 +34,7 @@ def make_ram(
     if slots is not None:
         spare = spare_records(slots, queue, swaps)
         # Where sizes vary, the typical size is a guess. Blocks that are never written cost nothing, so guess high.
-        blocks = slots + spare if schema.fixed else (slots + spare) * each * 4
+        blocks = slots + spare + at_hand(slots) if schema.fixed else (slots + spare) * each * 4
         given = f"slots={slots}" + ("" if queue is None else f" with queue={queue}")
         _check_machine(given, (slots + spare) * (each * block + _PER_SLOT))
         return RamTier(schema, slots, blocks=blocks, block=block, spare=spare * each)
@@ -41,14 +44,15 @@ def make_ram(
     blocks = int((ram - 64 - 4096) / (block + _PER_BLOCK + _PER_SLOT * slots_per_block))
     rows = blocks // each
     spare = spare_records(rows * 8 // 9, queue, swaps)
-    if rows <= spare:
+    coming = spare + (at_hand(rows * 8 // 9) if schema.fixed else 0)
+    if rows <= coming:
         raise ValueError(
             f"ram={ram} bytes holds {max(rows, 0)} records of {each * block} bytes, and a RAM tier needs room for "
-            f"{spare + 1}: one slot, and {spare} for records on their way in. Give more ram, or a smaller queue"
+            f"{coming + 1}: one slot, and {coming} for records on their way in. Give more ram, or a smaller queue"
         )
-    table = rows - spare if schema.fixed else min(blocks, (rows - spare) * 4)
+    table = rows - coming if schema.fixed else min(blocks, (rows - coming) * 4)
     tier = RamTier(schema, table, blocks=blocks, block=block, spare=spare * each)
-    tier.limit = rows - spare  # grows if records turn out to be smaller
+    tier.limit = rows - coming  # grows if records turn out to be smaller
     return tier
 
 

@@ -14,6 +14,7 @@ REASONS = (
     "no room",  # the replacement is larger than what is free in the RAM tier
     "slot changed",  # the slot was given to a new sample while its replacement was read
     "corrupt",  # the replacement did not match its checksum
+    "unreadable",  # the device could not read the replacement; it stays in storage
     "worker died",  # the order was lost with the worker
     "too large for RAM",  # a new sample does not fit the RAM tier at all
 )

@@ -65,6 +65,8 @@ class Store:
         readonly: bool = False,
         seed: int = 0,
     ) -> None:
+        if not os.fspath(directory):
+            raise ValueError("the directory of a store is ''; give it a name, or '.' for the current one")
         self.directory = Path(directory).absolute()  # the worker opens files later, wherever the process is then
         self.readonly = readonly
         self.max_samples: int | None = None
@@ -178,6 +180,11 @@ class Store:
         self.schema = schema
         self._adopt(contents, length or 0)
         self._ready = True
+        if self.max_samples is not None and len(self) > self.max_samples and not self.readonly:
+            log.warning(
+                "%s holds %d samples, and its capacity is %d from now on: others are evicted with the next write",
+                self.directory, len(self), self.max_samples,
+            )  # fmt: skip
 
     def _file_length(self) -> int | None:
         try:
@@ -247,6 +254,12 @@ class Store:
     @property
     def wants_compaction(self) -> bool:
         return self.buried > len(self) + 4096
+
+    def __reduce__(self) -> Any:
+        raise StoreError(
+            "a Store cannot be copied, pickled or sent to another process; in a DataLoader worker open it anew, with "
+            "readonly=True"
+        )
 
     def __enter__(self) -> Store:
         return self
@@ -329,7 +342,7 @@ class Store:
 
     def read(self, ids: Sequence[int] | Ints) -> dict[str, Any]:
         """The samples with these ids, as a dict of arrays (lists of arrays for variable fields), in the order asked
-        for."""
+        for. bfloat16, which numpy lacks, comes as its bits, in uint16: `torch.from_numpy(a).view(torch.bfloat16)`."""
         self._usable()
         handles = self._known(ids)
         if self.schema is None:
@@ -342,9 +355,15 @@ class Store:
                 raise StoreError(
                     f"samples {names} in {self.directory} were evicted by the process that writes to it; open it again"
                 )
-            dropped = bad[self.index.sets.are_open(bad)]  # those in RAM are whole there
+            damaged = self.damaged(bad)
+            dropped = bad[damaged & self.index.sets.are_open(bad)]  # those in RAM are whole there
             if not self.readonly and len(dropped):
-                self.discard(dropped.tolist())
+                self.give_up(dropped, np.ones(len(dropped), bool))
+            if not damaged.all():
+                raise StoreError(
+                    f"samples {self.index.ids[bad[~damaged]].tolist()} in {self.directory} cannot be read now: the "
+                    "device reports an error. They are kept; try again, or look at the device"
+                )
             raise StoreError(f"samples {names} in {self.directory} do not match their checksums and cannot be read")
         sizes = self.index.sizes[handles].astype(np.int64)
         flat = np.concatenate(
@@ -353,9 +372,12 @@ class Store:
         return self.schema.unpack(flat, np.cumsum(sizes) - sizes)
 
     def _known(self, ids: Sequence[int] | Ints) -> NDArray[np.int32]:
-        handles = self.index.find(ids)
+        given = np.asarray(ids)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise ValueError(f"ids={ids!r}: must be a list of whole numbers; for those of a mask, store.ids[mask]")
+        handles = self.index.find(given)
         if (handles < 0).any():
-            raise KeyError(f"no sample with id {np.asarray(ids)[handles < 0][0]} in {self.directory}")
+            raise KeyError(f"no sample with id {given[handles < 0][0]} in {self.directory}")
         return handles
 
     def verify(self, *, batch: int = 1024) -> Iterator[tuple[int, list[int]]]:
@@ -471,9 +493,11 @@ class Store:
             while self.past.marks and (offsets < 0).any():
                 self._forget_oldest()
                 self._place_rest(offsets, sizes)
-        except OSError as error:  # no room on the device even to say so
+        except BaseException as error:  # no room on the device even to say so; or the catalogue cannot be written
             self.extents.release(offsets[offsets >= 0], sizes[offsets >= 0])
             self._undo(victims)
+            if not isinstance(error, OSError):
+                raise
             raise StoreFull(f"{self.directory}: {error.strerror}; free some room on the device") from error
         if (offsets >= 0).all():
             return offsets, []
@@ -661,8 +685,37 @@ class Store:
             raise
         self.confirm(order)
 
+    def damaged(self, handles: Ints | NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of these samples, that did not come whole, are damaged for good: they are read once more, one by one.
+        Where the device reports an error that says nothing of the sample, which may come whole the next time."""
+        out = np.zeros(len(handles), bool)
+        offsets, sizes = self.index.where(handles)
+        one, start = np.ones(1, bool), np.zeros(1, np.int64)
+        try:
+            with open(self.directory / extentfile.NAME, "rb", buffering=0) as file:
+                for i, (offset, size) in enumerate(zip(offsets.tolist(), sizes.tolist(), strict=True)):
+                    with contextlib.suppress(OSError):
+                        data = _read(file.fileno(), offset, size)
+                        sums = self.index.sums[handles[i : i + 1]]
+                        out[i] = len(data) < size or not verified(data, start, sizes[i : i + 1], sums, one)[0]
+        except OSError as error:
+            log.warning("%s: %s", self.directory, error)
+        return out
+
+    def give_up(self, handles: Ints | NDArray[np.int32], damaged: NDArray[np.bool_]) -> None:
+        """Drop those of these samples that are damaged, and say so of both kinds."""
+        if damaged.any():
+            self.discard(handles[damaged].tolist())
+        if not damaged.all():
+            ids = self.index.ids[handles[~damaged]].tolist()
+            warn(
+                f"{self.directory}: samples {ids[:8]}{' ...' if len(ids) > 8 else ''} cannot be read now: the device "
+                "reports an error. They are kept",
+                RuntimeWarning,
+            )
+
     def discard(self, handles: list[int]) -> None:
-        """Drop samples that could not be read whole."""
+        """Drop samples that are damaged."""
         entries = np.zeros(len(handles), ENTRY)
         entries["id"] = self.index.ids[handles]
         entries["offset"], entries["size"] = self.index.where(handles)
@@ -713,10 +766,11 @@ class Store:
                 "been evicted for good, or it has gone back to an earlier one. It can go back to "
                 f"{[seq for seq, _ in self.past.marks] or 'none'}"
             )
+        if type(state["next_id"]) is not int or state["next_id"] < 0:
+            raise CheckpointError(f"the checkpoint is damaged: its next_id is {state['next_id']!r}")
         with uninterrupted():
             catalogue.rollback(state["seq"], state["next_id"])
             self._adopt(catalogue.load(), self._file_length() or 0)
-            self.next_id = state["next_id"]
 
 
 def _are_none(samples: Mapping[str, Any]) -> bool:
@@ -724,6 +778,15 @@ def _are_none(samples: Mapping[str, Any]) -> bool:
         return not any(len(value) for value in samples.values())
     except TypeError:  # one that has no rows: the schema has words for it
         return False
+
+
+def _read(fd: int, offset: int, size: int) -> Bytes:
+    """So many bytes of a file, or fewer if it ends before."""
+    parts = []
+    while size and (part := os.pread(fd, size, offset)):
+        parts.append(part)
+        offset, size = offset + len(part), size - len(part)
+    return np.frombuffer(b"".join(parts), np.uint8)
 
 
 def _is_full(error: BaseException) -> bool:

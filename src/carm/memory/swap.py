@@ -390,14 +390,19 @@ class ProcessWorker(Worker):
             "import sys; sys.path[:] = filter(None, sys.path); "
             f"from carm.memory.swap import helper; helper({theirs.fileno()}, {shared.fd}, {outbox_fd}, {bell})"
         )
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", command],
-            pass_fds=tuple(fd for fd in (theirs.fileno(), shared.fd, outbox_fd, bell, plan.lock) if fd >= 0),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the training process, which then tells us to stop
-        )
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", command],
+                pass_fds=tuple(fd for fd in (theirs.fileno(), shared.fd, outbox_fd, bell, plan.lock) if fd >= 0),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the training process, which then tells us to stop
+            )
+        except BaseException:
+            if bell >= 0:
+                os.close(bell)
+            raise
         theirs.close()
         self._pipe = Pipe(ours.detach(), outbox=outbox, rings=bell)
         self._broken = False
