@@ -376,6 +376,55 @@ def test_export_leaves_out_what_is_damaged(fixed: Path, tmp_path: Path, capsys: 
     assert np.load(tmp_path / "out.npz")["sample.ids"].tolist() == [0, 1, 2, *range(4, 100)]
 
 
+def test_export_names_what_the_file_is_too_short_for(
+    fixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(fixed / "extents.dat", "r+b") as file:
+        file.truncate(95 * 512)
+    assert cli.main(["store", "export", str(fixed), str(tmp_path / "a.npz")]) == 1
+    out = capsys.readouterr()
+    assert "95 samples in" in out.out and "left out, because they are damaged: 95 96 97 98 99" in out.err
+    assert cli.main(["store", "export", str(fixed), str(tmp_path / "b.npz"), "--class", "3"]) == 1
+    assert "left out, because they are damaged: 95 99" in capsys.readouterr().err
+    assert cli.main(["store", "export", str(fixed), str(tmp_path / "c.npz"), "--limit", "10"]) == 0
+    with open(fixed / "extents.dat", "r+b") as file:
+        file.truncate(0)
+    assert cli.main(["store", "export", str(fixed), str(tmp_path / "d.npz"), "--class", "2"]) == 1
+    out = capsys.readouterr()
+    assert "0 samples in" in out.out and "left out" in out.err
+
+
+@pytest.mark.parametrize("form", ["npz", "files"])
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_an_export_that_fails_leaves_nothing_behind(
+    fixed: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    interrupt: bool,
+) -> None:
+    """Under a limit on the size of files, and after Ctrl-C."""
+    out = tmp_path / "exports" / "out"
+    out.parent.mkdir()
+    code = f"import sys; from carm import cli; sys.exit(cli.main({['store', 'export', str(fixed), str(out)]!r}"
+    code += f" + ['--format', {form!r}]))"
+    if interrupt:
+        code = (
+            "from carm.cli import store\ndef stop(*_): raise KeyboardInterrupt\n"
+            f"store._Npz.write = store._Files._cell = stop\n{code}"
+        )
+    else:
+        code = f"import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n{code}".replace(
+            "sys.exit", "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); sys.exit"
+        )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == (130 if interrupt else 2), done.stderr
+    if not interrupt:
+        assert done.stderr == f"carm: {out}: File too large\n"
+    assert not list(out.parent.iterdir())
+
+
 def test_export_files(variable: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run("store", "export", variable, out, "--format", "files") == 0

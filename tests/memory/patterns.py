@@ -120,7 +120,7 @@ def audit(memory: Memory, *, loose: set[int] | None = None, unsent: int = 0) -> 
     assert carousel.outstanding == outstanding
     assert outstanding <= ram.spare_records or not ram.schema.fixed, "more orders than spare rows"
     assert stats.ordered == stats.swapped + outstanding + sum(
-        stats.dropped[reason] for reason in ("slot changed", "corrupt", "worker died")
+        stats.dropped[reason] for reason in ("slot changed", "corrupt", "unreadable", "worker died")
     )
     ordered = [int(x) for s in swaps for x in s.slots]
     assert len(set(ordered)) == len(ordered), "a slot has two orders"

@@ -484,3 +484,51 @@ def test_an_error_in_a_gate_leaves_the_memory_usable(memory: Memory) -> None:
     memory.gate = good
     audit(memory)
     assert memory.feedback(memory.draw(6), torch.zeros(6, 4)) == 3
+
+
+# -- names, and things that would be changed without a word ------------------------------------------------------------
+
+
+def test_a_field_is_given_once(tmp_path: Path) -> None:
+    with Memory(4, storage=tmp_path) as memory:
+        with pytest.raises(ValueError, match="y is given twice"):
+            memory.add(torch.zeros(1, 3), [0], y=[3])
+        with pytest.raises(ValueError, match="x is given twice"):
+            memory.add(torch.zeros(1, 3), [0], x=torch.ones(1, 3))
+        assert memory.stats()["added"] == 0
+
+
+@pytest.mark.parametrize("name", ["slots", "ids", "old", "to", "fields"])
+def test_names_that_batches_use_are_taken(name: str) -> None:
+    with Memory(4) as memory, pytest.raises(SchemaError, match=f"no field can be called '{name}'"):
+        memory.add(torch.zeros(2, 3), [0, 1], **{name: [1, 2]})
+
+
+def test_masked_arrays_are_refused() -> None:
+    masked = np.ma.masked_array(np.ones((2, 3), np.float32), mask=np.eye(2, 3))
+    with Memory(4) as memory, pytest.raises(SchemaError, match=r"'x' is a masked array, .* pass value\.filled"):
+        memory.add(masked, [0, 1])
+
+
+def test_the_current_directory_is_not_taken_for_want_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="the directory of a store is ''"):
+        Memory(4, storage="")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_task_needs_labels(tmp_path: Path) -> None:
+    with Memory(4, storage=tmp_path) as memory:
+        memory.add(torch.zeros(4, 3), torch.arange(4))
+        with pytest.raises(SchemaError, match="the samples have the fields x, and no label field 'y'"):
+            next(memory.bundle({"x": torch.zeros(2, 3)}))
+
+
+def test_all_batches_of_a_bundle_have_the_fields_of_the_task(tmp_path: Path) -> None:
+    """Also those that happen to have old samples only."""
+    with Memory(60, storage=tmp_path) as memory:
+        memory.add(torch.zeros(60, 3), torch.arange(60) % 4, logits=torch.ones(60, 2))
+        task = {"x": torch.zeros(6, 3), "y": torch.zeros(6, dtype=torch.int64)}
+        batches = list(memory.bundle(task, batch_size=3))
+        assert any(batch.old.all() for batch in batches) and {tuple(batch.fields) for batch in batches} == {("x", "y")}
+        assert all("logits" in batch.fields for batch in memory.bundle(batch_size=3))

@@ -6,6 +6,7 @@ import io
 import math
 from collections import Counter, deque
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carm.memory.gate import AutoRatio, Dynamic, Entropy, Gate, Random, Signals
+from carm.memory.memory import Memory
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -502,3 +504,40 @@ def test_nothing_to_swap_for_a_while():
     run.n = 32
     run.run(0.2, 50_000, 0.0005)
     assert run.run(2, 50_000, 0.0005).ratio == 1.0
+
+
+# -- in a memory -------------------------------------------------------------------------------------------------------
+
+
+def test_classes_of_the_task_in_training_count_as_seen(tmp_path: Path) -> None:
+    """An old sample that is taken for one of a new class is sure and wrong: it stays."""
+    scores: list[np.ndarray] = []
+
+    class Spy(Entropy):
+        def score(self, signals: Signals, rng: np.random.Generator) -> np.ndarray:
+            scores.append(super().score(signals, rng))
+            return scores[-1]
+
+    with Memory(10, storage=tmp_path, swap="sync", gate=Spy(0.5)) as memory:
+        memory.add(torch.randn(40, 3), torch.arange(40) % 2)
+        task = {"x": torch.randn(10, 3), "y": torch.full((10,), 2)}
+        for batch in memory.bundle(task, batch_size=20):
+            logits = torch.zeros(len(batch), 10)
+            logits[:, 2] = 20.0
+            logits[torch.arange(len(batch)), batch.y] += 5.0  # the right one comes second
+            memory.feedback(batch, logits)
+    assert len(scores) == 1 and (scores[0] > 0.9).all()
+
+
+def test_the_ratio_may_be_set_later_and_is_looked_at() -> None:
+    gate = Random(0.5)
+    gate.ratio = np.float32(0.25)
+    assert gate.ratio == 0.25 and type(gate.ratio) is float and gate.auto is None
+    gate.ratio = "auto"
+    assert gate.auto is not None
+    for wrong in ("half", 7, -0.1, float("nan"), None):
+        with pytest.raises(ValueError, match="ratio="):
+            gate.ratio = wrong  # type: ignore[assignment]
+    assert gate.ratio == "auto"
+    gate.ratio = 1
+    assert gate.ratio == 1.0 and gate.auto is None

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from patterns import FIXED, audit, keys_of, samples
+from patterns import FIXED, audit, descriptors, keys_of, samples
 
-from carm.memory import extentfile, swap
+from carm.memory import extentfile, ring, swap
 from carm.memory.errors import CarmError, CorruptRecord, StoreError, StoreFull, StoreLocked, WorkerError
 from carm.memory.gate import Random
 from carm.memory.memory import Memory
@@ -912,3 +912,139 @@ def test_two_memories_cannot_have_one_store(tmp_path: Path, caplog: pytest.LogCa
             Memory(20, storage=tmp_path)
         assert len(memory.draw(5)) == 5
     assert "not closed" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["thread", "sync"])
+def test_ctrl_c_while_feedback_sends_what_has_waited_long_enough(tmp_path: Path, kind: str) -> None:
+    """Steps of a quarter of a second: it is `feedback` that finds the stream buffer due."""
+    with stored(tmp_path, 40, slots=10, swap=kind, write_batch=1000) as memory:
+        memory.flush()
+        intake = memory._intake
+        assert intake is not None
+        intake.patience, send = 0.01, intake._send
+
+        def interrupted(order: Any) -> None:
+            intake._send = send
+            os.kill(os.getpid(), signal.SIGINT)  # just before it is sent
+            send(order)
+
+        memory.add(**numbered(20, 100))
+        time.sleep(0.02)
+        intake._send = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            feed(memory, 4)
+        done = threading.Thread(target=memory.flush, daemon=True)
+        done.start()
+        done.join(30)
+        assert not done.is_alive(), "flush waits for a write that was never sent"
+        audit(memory)
+        assert memory.stats()["stored"] == memory.stats()["added"] == 20
+        assert memory.stats()["stored_samples"] == 60
+
+
+# -- a device that fails for a moment ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def failing_reads(engine: str) -> Any:
+    """The device reports an error for whatever is read; the file is as it was."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fails(*_: Any) -> Any:
+            raise OSError(errno.EIO, "Input/output error")
+
+        patch.setattr(os, "pread", fails)
+        if engine == "preadv":
+            patch.setattr(os, "preadv", fails)
+        else:
+            wait = ring.Ring.wait_rows
+            patch.setattr(ring.Ring, "wait_rows", lambda self, n, size: wait(self, n, size) & False)
+        yield
+
+
+@pytest.mark.parametrize("kind", ["thread", "sync"])
+@pytest.mark.parametrize("engine", ["preadv", "aio"])
+def test_a_read_error_costs_no_samples(tmp_path: Path, engine: str, kind: str) -> None:
+    with stored(tmp_path, 200, slots=20, swap=kind, engine=engine) as memory:
+
+        def rehearse(times: int) -> None:
+            for _ in range(times):
+                feed(memory, 20)
+                memory.flush()
+
+        with failing_reads(engine), pytest.warns(RuntimeWarning, match=r"cannot be read now: .* They are kept"):
+            rehearse(8)
+        stats = memory.stats()
+        assert stats["swapped"] == 0 and stats["dropped"]["unreadable"] == stats["ordered"] >= 100
+        assert stats["corrupt"] == stats["dropped"]["corrupt"] == 0
+        assert stats["stored_samples"] == 200
+        audit(memory)
+        rehearse(5)
+        assert memory.stats()["swapped"] == 100, "it goes on when the device does"
+        audit(memory)
+    with Store(tmp_path) as store:
+        assert len(store) == 200 and not [bad for _, bad in store.verify() if bad]
+
+
+def test_a_device_that_stutters_while_a_memory_opens(tmp_path: Path) -> None:
+    stored(tmp_path, 100, slots=1).close()
+    with failing_reads("preadv"), pytest.warns(RuntimeWarning, match="They are kept"):
+        memory = Memory(50, storage=tmp_path, engine="preadv", gate=Random(1.0))
+    with memory:
+        assert len(memory) == 0 and memory.stats()["stored_samples"] == 100
+        audit(memory)
+        assert memory.refill() == 50
+        audit(memory)
+        assert memory.store is not None
+        elsewhere = np.setdiff1d(memory.store.ids, memory.take(memory.slots).ids)[:3]
+        with failing_reads("preadv"), pytest.raises(StoreError, match="cannot be read now: the device reports"):
+            memory.store.read(elsewhere)
+        assert memory.store.read(elsewhere)["y"].tolist() == (elsewhere % CLASSES).tolist()
+
+
+# -- readers while everything is on order ------------------------------------------------------------------------------
+
+
+def test_a_reader_never_finds_a_slot_empty_that_was_not(tmp_path: Path) -> None:
+    """Slow storage, as many swaps under way as may be, and samples that come in meanwhile: they find room of their own,
+    so no slot is emptied before it is filled again."""
+    with stored(tmp_path, 400, slots=64, throttle="100MB/s,300ms", queue=16, write_batch=10**6) as memory:
+        reader, slots = memory.reader(), memory.slots
+        assert len(slots) == 64
+        child = os.fork()
+        if not child:
+            code = 1
+            with contextlib.suppress(BaseException):
+                for _ in range(600):
+                    reader.read(slots)
+                code = 0
+            os._exit(code)
+        deepest, ended = 0, (0, 0)
+        while not ended[0]:
+            feed(memory, 32)
+            deepest = max(deepest, memory.stats()["queue_depth"])
+            memory.add(**numbered(16, 1000))
+            ended = os.waitpid(child, os.WNOHANG)
+        assert os.waitstatus_to_exitcode(ended[1]) == 0, "a slot was empty"
+        assert deepest == 16
+        assert memory._judge is not None and memory._carousel is not None
+        memory._judge.forget()
+
+
+def test_helpers_that_cannot_be_started_leave_no_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with Memory(10, storage=tmp_path, swap="process", engine="preadv") as memory:
+        with monkeypatch.context() as patch:
+            patch.setattr(swap.subprocess, "Popen", fails)
+            counts = []
+            for _ in range(4):
+                with pytest.raises(OSError, match="temporarily"):
+                    memory.add(**numbered(10))
+                gc.collect()
+                counts.append(descriptors())
+            assert counts[1] == counts[-1]
+        memory.add(**numbered(10))
+        memory.flush()
+        assert memory.stats()["stored"] == 10

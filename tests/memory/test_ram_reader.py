@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +170,31 @@ def test_iterating_goes_over_the_samples_there_are() -> None:
     with Memory(10, select=Placed([2, 5, 9])) as memory:
         memory.add(**numbered(3))
         assert [int(sample["logits"][0]) for sample in memory.reader()] == [0, 1, 2]
+
+
+def test_a_fork_while_another_thread_reads() -> None:
+    """What that thread holds is nobody's in the child."""
+    script = """
+import os, threading
+import torch
+from carm.memory import shared
+from carm.memory.memory import Memory
+memory = Memory(8)
+memory.add(torch.zeros(8, 3), torch.arange(8) % 2)
+reader = memory.reader()
+held, done = threading.Event(), threading.Event()
+def hold():
+    with shared._LOCK:
+        held.set()
+        done.wait()
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if not child:
+    reader.read([1, 2])
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+done.set()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "0\n", done.stderr

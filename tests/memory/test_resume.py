@@ -558,3 +558,44 @@ def test_a_state_of_a_store_that_has_lost_its_end(quick: Path) -> None:
             keys_of(batch)
             memory.feedback(batch, logits_for(batch, CLASSES))
             audit(memory)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: None,
+        lambda state: [],
+        lambda state: state.pop("rng") and state,
+        lambda state: state["storage"].update(next_id=-5) or state,
+        lambda state: state["storage"].update(next_id="3") or state,
+        lambda state: state["ram"].update(layout=[10, 74, 0, 64]) or state,
+        lambda state: state["ram"].update(layout=[0, 74, 3080, 64]) or state,
+    ],
+)
+def test_a_damaged_state_is_refused_and_harms_nothing(quick: Path, damage: Any) -> None:
+    directory = quick / "m"
+    with Memory(10, storage=directory, swap="sync", gate=Random(1.0)) as memory:
+        memory.add(**samples(np.arange(40), np.arange(40) % CLASSES))
+        state = damage(memory.state_dict())
+        with pytest.raises(CheckpointError):
+            memory.load_state_dict(state)
+        memory.add(**samples(np.arange(40, 60), np.arange(20) % CLASSES))
+        audit(memory)
+    with Memory(10, storage=directory, swap="sync") as memory:
+        assert memory.stats()["stored_samples"] == 60
+
+
+def test_ids_are_not_given_twice_whatever_a_state_says(quick: Path) -> None:
+    with Memory(10, storage=quick, swap="sync") as memory:
+        memory.add(**samples(np.arange(40), np.arange(40) % CLASSES))
+        state = memory.state_dict()
+        state["storage"]["next_id"] = 3
+        memory.load_state_dict(state)
+        assert memory.add(**samples(np.arange(5), np.arange(5))).tolist() == [40, 41, 42, 43, 44]
+
+
+def test_a_state_with_another_label_field_is_refused() -> None:
+    with Memory(10) as memory, Memory(10, label="z") as other:
+        memory.add(torch.zeros(4, 3), torch.arange(4))
+        with pytest.raises(CheckpointError, match=r"label field 'y', not label='z'"):
+            other.load_state_dict(memory.state_dict())

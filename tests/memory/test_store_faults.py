@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -871,3 +872,51 @@ def test_a_forked_child_that_ends_normally_does_no_harm(base: Path) -> None:
     with Store(base) as store:
         assert len(store) == 200
         check_all(store)
+
+
+def test_a_catalogue_that_cannot_be_written_while_planning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room is wanted that a checkpoint holds, and its mark cannot be taken back: nobody stays held for it."""
+    with Store(tmp_path, schema=FIXED, capacity="40kB", engine="preadv") as store:
+        for begin in range(0, 72, 12):
+            store.append(samples(np.arange(begin, begin + 12), labels=np.arange(12) % 4))
+        store.checkpoint()
+        assert store.catalogue is not None
+        used = store.extents.used
+
+        def locked(*_: object) -> None:
+            raise StoreError("the catalogue is locked")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store.catalogue, "set_marks", locked)
+            for _ in range(3):
+                with pytest.raises(StoreError, match="locked"):
+                    store.append(samples(np.arange(1000, 1048), labels=np.arange(48) % 4))
+        assert store.extents.used == used
+        assert all(store.index.sets.is_open(handle) for handle in store.index.live().tolist())
+        assert (store.append(samples(np.arange(1000, 1048), labels=np.arange(48) % 4)) >= 0).sum() > 20
+
+
+@pytest.mark.parametrize("ids", [np.array([True, False]), [2.9], [[0, 1]], 3, ["1"], [2**70]])
+def test_ids_are_whole_numbers(tmp_path: Path, ids: Any) -> None:
+    """A mask, above all, would delete others than those that it chooses."""
+    with Store(tmp_path, schema=FIXED) as store:
+        store.append(samples(np.arange(5)))
+        for act in (store.delete, store.read):
+            with pytest.raises(ValueError, match=r"must be a list of whole numbers; for those of a mask, store\.ids"):
+                act(ids)
+        assert store.ids.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_store_is_not_sent_to_other_processes(tmp_path: Path) -> None:
+    with Store(tmp_path, schema=FIXED) as store, pytest.raises(StoreError, match="open it anew, with readonly=True"):
+        pickle.dumps(store)
+
+
+def test_a_smaller_capacity_is_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Store(tmp_path, schema=FIXED) as store:
+        store.append(samples(np.arange(30)))
+    with Store(tmp_path, capacity=20) as store:
+        assert "holds 30 samples, and its capacity is 20 from now on" in caplog.text
+        assert len(store) == 30
+        store.append(samples(np.arange(30, 32)))
+        assert len(store) == 20
