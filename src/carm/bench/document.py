@@ -108,8 +108,7 @@ should be:
 - **swap-cold**: samples from the device into RAM, replacements chosen and checksums compared, against Linux AIO that
   reads the same records and does nothing with them, with one, two or four requests of the batch's or a quarter of its
   size under way, whichever is fastest; and against a file for each sample with shared lists of a
-  `multiprocessing.Manager`. (Where ours comes out faster than bare AIO, it goes by the run: bare reads of 110 KB,
-  repeated, gave now 13,000, now 29,000 a second.)
+  `multiprocessing.Manager`. (Where ours comes out faster than bare AIO, it goes by the run.)
 - **swap-warm**: the same out of the page cache, against a loop of memory copies.
 - **draw**: a batch of random samples with labels and ids, as tensors, against one `numpy.take` of rows that are known
   already.
