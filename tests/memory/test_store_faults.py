@@ -920,3 +920,21 @@ def test_a_smaller_capacity_is_announced(tmp_path: Path, caplog: pytest.LogCaptu
         assert len(store) == 30
         store.append(samples(np.arange(30, 32)))
         assert len(store) == 20
+
+
+@pytest.mark.parametrize("act", ["checkpoint", "delete"])
+def test_a_device_that_is_full_is_called_so(tmp_path: Path, act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store(tmp_path, schema=FIXED) as store:
+        store.append(samples(np.arange(5)))
+        assert store.catalogue is not None
+
+        def full(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOSPC, "no room for the catalogue")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store.catalogue, "set_marks" if act == "checkpoint" else "commit", full)
+            with pytest.raises(StoreFull, match="the device is full; free some room. Everything stored before"):
+                store.checkpoint() if act == "checkpoint" else store.delete([1])
+        assert store.ids.tolist() == [0, 1, 2, 3, 4] and store.index.sets.open_count(1) == 1
+        store.delete([1])
+        assert store.checkpoint()["next_id"] == 5

@@ -684,6 +684,28 @@ def test_small_batches_of_quick_steps_are_judged_together(
         assert keys_of(after, schema).tolist() == after.ids.tolist()
 
 
+def test_with_an_automatic_ratio_what_is_judged_together_shares_one_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stored(tmp_path, 1000, slots=400, queue=400, gate=Random("auto")) as memory:
+        sent = Sent(memory, monkeypatch)
+        assert memory.gate.auto is not None
+        asked: list[int] = []
+        monkeypatch.setattr(memory.gate.auto, "allow", lambda n, *_: asked.append(n) or 9)
+        feed(memory, passing(memory, 30))
+        memory.flush()
+        picked: list[np.ndarray] = []
+        order = memory._carousel.order  # type: ignore[union-attr]
+        monkeypatch.setattr(memory._carousel, "order", lambda slots, ids: (picked.append(slots), order(slots, ids))[1])
+        for at in range(0, 60, 15):
+            sent.now += 0.001
+            feed(memory, memory.take(np.arange(at, at + 15)))
+        memory.flush()
+        assert asked == [30, 30, 30] and sent.sizes == [9, 9, 9], "20 of 400 may wait: two batches at a time"
+        assert [np.bincount(slots // 15, minlength=4).tolist() for slots in picked] == [[5, 4, 0, 0], [0, 0, 5, 4]]
+        audit(memory)
+
+
 def test_what_waited_long_enough_is_judged_with_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stored(tmp_path, 500, slots=100, queue=100) as memory:
         sent = Sent(memory, monkeypatch)

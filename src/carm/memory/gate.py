@@ -196,8 +196,8 @@ class AutoRatio:
     - `rate` is the throughput in swaps per second. When orders are left over from the last step, storage was busy all
       the time, and the rate follows what was completed. When none are left, that was only a lower bound.
     - `delay` is how long an order takes that has none ahead of it: the smallest age seen.
-    - `step` is the time between two steps. Orders are placed, and found completed, only once per step; two of them make
-      up for that, and are what queueing may cost.
+    - `step` is the time between two steps, or where several are judged together, between two of those. Orders are
+      placed, and found completed, only once per step; two of them make up for that, and are what queueing may cost.
 
     While storage keeps up, window/delay orders are completed per second, so the next window is larger by a quarter and
     more. Once storage is saturated, the rate no longer follows the window, and the window stays: an order then has the

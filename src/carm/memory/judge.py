@@ -84,7 +84,7 @@ class Judge:
         now = time.monotonic()
         quick, self._last = now - self._last < _QUICK, now
         may_wait = batch.of_pass or (self._count + olds) * _RARE <= self.ram.capacity
-        waits = quick and may_wait and not self.at_once and gate.auto is None
+        waits = quick and may_wait and not self.at_once
         if not needed:
             logits = target = None
         elif waits:
@@ -116,7 +116,15 @@ class Judge:
         if len(heard) > 1 and all(_takes_all(one.gate) for one in heard):
             slots, ids = np.concatenate([one.slots for one in heard]), np.concatenate([one.ids for one in heard])
             heard = [Heard(heard[0].gate, slots, ids, None, None, heard[0].progress)]
-        picked = [self._pick(one) for one in heard]
+        picked: list[tuple[Ints, Ints]] = []
+        auto = heard[-1].gate.auto
+        if auto is not None:
+            budget = auto.allow(sum(len(one.slots) for one in heard), self.carousel.outstanding, time.monotonic())
+            for left, one in zip(range(len(heard), 0, -1), heard, strict=True):  # in equal shares
+                picked.append(self._pick(one, -(-budget // left)))
+                budget -= len(picked[-1][0])
+        else:
+            picked = [self._pick(one) for one in heard]
         if len(picked) == 1:
             slots, ids = picked[0]
         else:
@@ -126,8 +134,8 @@ class Judge:
         with uninterrupted():
             return self.carousel.order(slots, ids)
 
-    def _pick(self, heard: Heard) -> tuple[Ints, Ints]:
-        """Slots and ids of the samples that may go."""
+    def _pick(self, heard: Heard, budget: int | None = None) -> tuple[Ints, Ints]:
+        """Slots and ids of the samples that may go, at most `budget`."""
         ram, gate, slots, ids, total = self.ram, heard.gate, heard.slots, heard.ids, len(heard.slots)
         rows = among = None  # positions, in the batch and among its old samples, of those that count, if not all do
         inside = slots.view(np.uint64) < ram.table  # that is, neither new nor cut off: as unsigned, -1 is very large
@@ -147,9 +155,6 @@ class Judge:
             slots, ids = slots[among], ids[among]
         if _takes_all(gate):
             return slots, ids
-        budget = None
-        if gate.auto is not None:
-            budget = gate.auto.allow(len(slots), self.carousel.outstanding, time.monotonic())
         y = ram.labels[slots]
         if not gate.needs_logits:
             signals = Signals(y, progress=heard.progress)

@@ -73,7 +73,8 @@ class Memory:
     queue             most swaps that may be under way; None: an eighth of the slots, from 64 to 256
     write_batch       samples that are collected before they go to storage together; None: a quarter of the slots, from
                       256 to 512, but 1 with swap="sync", so that a run is the same whether or not a `state_dict`, which
-                      waits for storage, is taken in it
+                      waits for storage, is taken in it (but in a store that is full, with a capacity in bytes and
+                      samples that differ in size: there what a checkpoint keeps changes where others find room)
     write_buffer      most bytes waiting for storage; `add` waits when there are more
     throttle          e.g. "2MB/s,5ms": make storage as slow as that, for experiments
     """
@@ -379,7 +380,8 @@ class Memory:
                         A number: every mini-batch gets so many old samples, drawn afresh
 
         Old samples are read when their mini-batch is made, so what was swapped in meanwhile is used at once.
-        `batch.old` tells old from new; after the forward pass call `feedback(batch, logits)`.
+        `batch.old` tells old from new; after the forward pass call `feedback(batch, logits)`. All batches have the
+        fields of the task, or without one those of the samples in memory.
 
         With several passes `progress` says how far they are. With one it is left alone, so that a caller who makes the
         passes one by one may say it: `memory.progress = number / passes`.

@@ -114,9 +114,15 @@ class Store:
                 self.create(schema)
         except BaseException as error:
             self.close()
-            if _is_full(error):
-                raise StoreFull(f"{self.directory}: the device is full; free some room") from error
+            self._tell_if_full(error)
             raise
+
+    def _tell_if_full(self, error: BaseException) -> None:
+        """Raise StoreFull if that is what this error is."""
+        if _is_full(error):
+            raise StoreFull(
+                f"{self.directory}: the device is full; free some room. Everything stored before is still there"
+            ) from error
 
     def _check_pair(self) -> None:
         """The catalogue is made first: extents without one are not those of a new store."""
@@ -151,8 +157,7 @@ class Store:
                 raise SchemaError(f"the store in {self.directory} is for samples {found}, not {schema}")
             self._start(schema)
         except OSError as error:
-            if _is_full(error):
-                raise StoreFull(f"{self.directory}: the device is full; free some room") from error
+            self._tell_if_full(error)
             raise
 
     def _check_capacity(self, schema: Schema) -> None:
@@ -679,9 +684,10 @@ class Store:
         order.deaths = np.concatenate([order.deaths, np.array(first, np.int64)])
         try:
             self._writable().commit(order.seq + 1, _NO_ENTRIES, order.deaths, floor=order.floor)
-        except BaseException:
+        except BaseException as error:
             self._first_deaths = first
             self.fail(order)
+            self._tell_if_full(error)
             raise
         self.confirm(order)
 
@@ -742,8 +748,12 @@ class Store:
         if self.schema is None:
             raise StoreError(f"the store in {self.directory} is empty: there is nothing to come back to")
         with uninterrupted():
-            self.settle()
-            token, offsets, sizes = self.past.mark(catalogue, self.seq)
+            try:
+                self.settle()
+                token, offsets, sizes = self.past.mark(catalogue, self.seq)
+            except OSError as error:
+                self._tell_if_full(error)
+                raise
             self._exhume(offsets, sizes)
         return {"uuid": self.uuid, "seq": self.seq, "token": token, "next_id": self.next_id}
 
