@@ -933,7 +933,7 @@ def test_a_device_that_is_full_is_called_so(tmp_path: Path, act: str, monkeypatc
 
         with monkeypatch.context() as patch:
             patch.setattr(store.catalogue, "set_marks" if act == "checkpoint" else "commit", full)
-            with pytest.raises(StoreFull, match="the device is full; free some room. Everything stored before"):
+            with pytest.raises(StoreFull, match=r"the device is full; free some room\. Everything stored before"):
                 store.checkpoint() if act == "checkpoint" else store.delete([1])
         assert store.ids.tolist() == [0, 1, 2, 3, 4] and store.index.sets.open_count(1) == 1
         store.delete([1])

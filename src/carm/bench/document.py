@@ -23,17 +23,17 @@ _SWAPPING = """
     keep it busy so many are ordered between two draws that the draw's own code has left the core's caches, which is
     about half of the loss; the other half is the worker's, whose copies go through the cache that the cores share.
     (Measured with a worker that says at once that it is done, and moves nothing: 0.77 of that is kept with batches of
-    64, and 0.81 with 256.) Runs give 0.60 to 0.73 with batches of 64, and 0.62 to 0.79 with 256. To ask for the rows
-    ahead, and to write them past the caches, gained nothing.
+    64, and 0.81 with 256.) Four runs gave 0.71 to 0.89 with batches of 64. To ask for the rows ahead, and to write them
+    past the caches, gained nothing.
     """
 _BY_THE_RUN = """
-    Rows move by a point or two from run to run, and by more on a machine that others use too: with two torch threads,
-    steps of 15 ms and storage in the page cache the thread gave from 1.019 to 1.040 in twelve runs of two days, seven
-    of them within 1.03; from the device 1.02 to 1.03, and once 1.036. Of the half a millisecond about half is storing
-    what is new, a third reading, the rest choosing and publishing. Where all cores train, the helper process costs up
-    to a point more than the thread; `swap="async"` is the thread, not least because of these rows. A lower priority
-    (nice 10) would spare half a point, and was left out: beside another run that takes the second core, half as many
-    samples were swapped.
+    Rows move by a point or two from run to run, and by more on a machine that others use too. With two torch threads
+    and steps of 15 ms it is 0.3 to 0.4 ms a step: half is what the training thread itself does (judging, ordering,
+    publishing, planning commits), the other half is waiting for torch's second thread, on whose core the worker reads
+    and writes. Where all cores train, the helper process costs up to half a point more than the thread; `swap="async"`
+    is the thread, not least because of these rows. A lower priority (nice 10, or SCHED_IDLE) would spare up to half a
+    point, and was left out: beside another run that takes the second core, half as many samples were swapped, and
+    a thread that holds the interpreter lock while it waits for a core would hold up training.
     """
 REASONS: dict[str, str] = {
     "swap-warm": """
@@ -59,7 +59,10 @@ REASONS: dict[str, str] = {
         the device, of its interrupts, and of choosing who goes. It is 0.5 to 0.7 ms a step, whatever the step takes;
         with a core to spare it is within 3 %.
         """,
-    "train-throttled": "It goes by the run, as the quartiles let expect: earlier runs gave 0.99, 1.02 and 1.03.",
+    "train-throttled": """
+        It goes by the run. Most of it is the entropy gate, which has to score every batch to pick the few samples that
+        the device has time for; with a fixed ratio of a quarter it is the same.
+        """,
     "decode": """
         Pillow lets go of the interpreter lock while it decodes, but not while it opens a picture and copies its bands
         out. Two processes decode 1.6 to 1.9 times as much as one.
